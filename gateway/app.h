@@ -1,0 +1,25 @@
+/* gw_app: what every handler needs, made by main.c in order and taken down in reverse. Nothing in it changes after start
+ * except inside the modules themselves. */
+#pragma once
+#include "engine/engine.h"
+#include "gateway/server.h"
+
+struct gw_conf;
+typedef struct gw_ledger gw_ledger;
+typedef struct gw_tenants gw_tenants;
+typedef struct gw_metrics gw_metrics;
+typedef struct gw_workers gw_workers;
+typedef struct gw_bridge gw_bridge;
+
+typedef struct gw_app {
+    const struct gw_conf *conf;
+    eng_engine *engine;
+    gw_ledger *ledger;
+    gw_tenants *tenants;
+    gw_metrics *metrics;
+    gw_workers *workers;
+    gw_bridge *bridge;
+    gw_server *server;
+    int64_t started_ms; /* Unix time */
+    _Atomic int draining;
+} gw_app;

@@ -1,0 +1,38 @@
+/* gw_metrics: counters, gauges and histograms with bounded labels, in Prometheus text (version 0.0.4).
+ *
+ * Counting is one relaxed atomic add. Thread: any. */
+#pragma once
+#include "engine/base/buf.h"
+#include "gateway/app.h"
+
+typedef enum gw_counter {
+    GW_REQUESTS,          /* label status class, see gw_metrics_request */
+    GW_CLIENT_GONE,
+    GW_COMMIT_FAILED,     /* turns completed with "stored": false, or ended in an error */
+    GW_TURNS_STORED,
+    GW_SPLICED_ITEMS,     /* assistant items taken from the ledger as exact tokens */
+    GW_RENDERED_ITEMS,    /* assistant items rendered from JSON */
+    GW_COUNTER_COUNT,
+} gw_counter;
+
+typedef enum gw_histogram {
+    GW_TTFT,         /* seconds, request complete to first output event */
+    GW_ITL,          /* seconds between output events of a stream */
+    GW_QUEUE,        /* seconds */
+    GW_PREFILL,      /* seconds */
+    GW_E2E,          /* seconds */
+    GW_COMMIT,       /* seconds, end of generation to committed */
+    GW_PROMPT_TOKENS,
+    GW_UNCACHED_TOKENS,
+    GW_OUTPUT_TOKENS,
+    GW_HISTOGRAM_COUNT,
+} gw_histogram;
+
+base_code gw_metrics_create(gw_metrics **out, base_err *err);
+void gw_metrics_destroy(gw_metrics *metrics);
+void gw_metrics_add(gw_metrics *metrics, gw_counter counter, uint64_t n);
+void gw_metrics_observe(gw_metrics *metrics, gw_histogram histogram, double value);
+/* One finished HTTP request: route is one of a fixed list of strings, status the HTTP status. */
+void gw_metrics_request(gw_metrics *metrics, const char *route, int status);
+/* The whole text: own metrics, then the engine's and the server's. */
+void gw_metrics_render(gw_metrics *metrics, const gw_app *app, base_buf *out);
