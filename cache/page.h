@@ -25,7 +25,7 @@ typedef struct kv_layout {
     char id[33];            /* hex digest over the planes; part of every stored page's key */
 } kv_layout;
 
-/* Fills record_bytes and id from planes; BASE_RANGE-like failures (no plane, zero row, overflow) are BASE_INVALID. */
+/* Fills record_bytes and id from planes; no plane, an empty row or an overflow is BASE_INVALID. */
 base_code kv_layout_init(kv_layout *layout, const kv_plane *planes, uint32_t plane_count, base_err *err);
 
 typedef struct kv_pool kv_pool;

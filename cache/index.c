@@ -1,0 +1,752 @@
+/* The prefix tree.
+ *
+ *   root of a namespace ── [t t t … t] ── [t t …]        an edge: tokens, and the pages that hold
+ * them p7  p8  p9  └─ [t …] p9     p9 or a copy   an edge that begins inside a page lists a page
+ * for that slot, too
+ *
+ * A node is its edge and what hangs under it. Nodes, page lists (runs of 15 numbers, a cache line
+ * each) and the hash table of children are allocated by create. The tokens are kept by page, not by
+ * edge: a page's rows never change while it is listed, a page that two edges share needs them once,
+ * and their bound is the pool's. Edges whose pages were handed out in order are compared many pages
+ * at a time.
+ *
+ * Which page covers a row: the deepest edge's on the path. Whoever wrote an edge that begins inside
+ * a page either went on in that page or wrote a copy of its first rows, so that edge's page holds
+ * the whole slot up to where it ends.
+ *
+ * Invariants (kv_index_check):
+ *  1. A node's `from` is its parent's from + length; only roots have empty edges; a root has a
+ * child.
+ *  2. An edge lists one page for each slot of 128 positions that it touches.
+ *  3. The tree holds one reference on a page for each node that lists it (page_refs), no more.
+ *  4. Rows [0, known) of a listed page are below the pool's `filled`; an edge's first page knows
+ * the rows before the edge, and they equal those of the parent's last page.
+ *  5. Siblings differ in their first token; each node is found in the hash table by (parent, first
+ * token).
+ *  6. The heap holds the leaves, all of them, and no root. */
+#include "cache/index_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/base/num.h"
+#include "engine/base/thread.h"
+
+/* Pages compared by one memcmp: long enough for its speed, short enough to look for the difference
+ * afterwards. */
+#define COMPARE_PAGES_MAX 8
+
+/* A place in the tree: `in_edge` tokens into the edge of `at`, `depth` tokens from the start. */
+typedef struct cursor {
+    uint32_t at, in_edge, depth;
+} cursor;
+
+static uint32_t slot_of(uint32_t token)
+{
+    return token / KV_PAGE_TOKENS;
+}
+
+static uint32_t row_of(uint32_t token)
+{
+    return token % KV_PAGE_TOKENS;
+}
+
+/* Slots that `length` tokens after the first `from` touch. */
+static uint32_t slots_touched(uint32_t from, uint32_t length)
+{
+    return length == 0 ? 0 : slot_of(from + length - 1) - slot_of(from) + 1;
+}
+
+static int32_t *rows_of(const kv_index *index, uint32_t page)
+{
+    return index->tokens + (size_t)page * KV_PAGE_TOKENS;
+}
+
+/* ---- the hash table ---- */
+
+static uint32_t *bucket_of(const kv_index *index, uint32_t parent, uint64_t key)
+{
+    /* The finisher of MurmurHash3 over both parts. */
+    uint64_t h = key ^ ((uint64_t)parent + 1) * 0x9E3779B97F4A7C15u;
+    h = (h ^ h >> 33) * 0xFF51AFD7ED558CCDu;
+    h = (h ^ h >> 33) * 0xC4CEB9FE1A85EC53u;
+    return &index->buckets[(h ^ h >> 33) & index->bucket_mask];
+}
+
+static uint64_t key_of(const kv_node *node)
+{
+    return node->parent == KV_NODE_NONE ? node->space : (uint32_t)node->first;
+}
+
+static uint32_t find(const kv_index *index, uint32_t parent, uint64_t key)
+{
+    uint32_t at = *bucket_of(index, parent, key);
+    while (at != KV_NODE_NONE &&
+           (index->nodes[at].parent != parent || key_of(&index->nodes[at]) != key))
+        at = index->nodes[at].hash_next;
+    return at;
+}
+
+/* ---- nodes and their links ---- */
+
+static uint32_t *siblings_of(kv_index *index, const kv_node *node)
+{
+    return node->parent == KV_NODE_NONE ? &index->roots : &index->nodes[node->parent].child;
+}
+
+/* Puts a node whose parent and key are set under its parent. */
+static void link_node(kv_index *index, uint32_t at)
+{
+    kv_node *node = &index->nodes[at];
+    uint32_t *head = siblings_of(index, node);
+    uint32_t *bucket = bucket_of(index, node->parent, key_of(node));
+    node->prev = KV_NODE_NONE;
+    node->next = *head;
+    if (*head != KV_NODE_NONE)
+        index->nodes[*head].prev = at;
+    *head = at;
+    node->hash_next = *bucket;
+    *bucket = at;
+}
+
+static void unlink_node(kv_index *index, uint32_t at)
+{
+    kv_node *node = &index->nodes[at];
+    uint32_t *link = bucket_of(index, node->parent, key_of(node));
+    while (*link != at)
+        link = &index->nodes[*link].hash_next;
+    *link = node->hash_next;
+    if (node->next != KV_NODE_NONE)
+        index->nodes[node->next].prev = node->prev;
+    if (node->prev != KV_NODE_NONE)
+        index->nodes[node->prev].next = node->next;
+    else
+        *siblings_of(index, node) = node->next;
+}
+
+/* There is a free one: callers have counted. */
+static uint32_t take_node(kv_index *index)
+{
+    uint32_t at = index->node_free;
+    CHECK(at != KV_NODE_NONE);
+    index->node_free = index->nodes[at].next;
+    index->node_free_count--;
+    index->stats.nodes++;
+    index->nodes[at] = (kv_node){
+        .parent = KV_NODE_NONE,
+        .child = KV_NODE_NONE,
+        .heap_at = KV_NODE_NONE,
+        .run_first = KV_NODE_NONE,
+        .run_last = KV_NODE_NONE,
+    };
+    return at;
+}
+
+static void give_node(kv_index *index, uint32_t at)
+{
+    index->nodes[at].next = index->node_free;
+    index->node_free = at;
+    index->node_free_count++;
+    index->stats.nodes--;
+}
+
+/* ---- an edge's list of pages ---- */
+
+static uint32_t take_run(kv_index *index)
+{
+    uint32_t at = index->run_free;
+    CHECK(at != KV_NODE_NONE);
+    index->run_free = index->runs[at].next;
+    index->run_free_count--;
+    index->runs[at].next = KV_NODE_NONE;
+    return at;
+}
+
+static void give_run(kv_index *index, uint32_t at)
+{
+    index->runs[at].next = index->run_free;
+    index->run_free = at;
+    index->run_free_count++;
+}
+
+static uint32_t first_page(const kv_index *index, const kv_node *node)
+{
+    return index->runs[node->run_first].pages[node->run_start];
+}
+
+uint32_t kv_index__last_page(const kv_index *index, const kv_node *node)
+{
+    uint32_t last = (node->run_start + node->page_count - 1) % KV_RUN_PAGES;
+    return index->runs[node->run_last].pages[last];
+}
+
+/* Lists a page at the end of an edge and takes the tree's reference. */
+static void list_page(kv_index *index, kv_node *node, uint32_t page)
+{
+    uint32_t slot = (node->run_start + node->page_count) % KV_RUN_PAGES;
+    if (slot == 0 || node->page_count == 0) {
+        uint32_t run = take_run(index);
+        if (node->page_count == 0)
+            node->run_first = run;
+        else
+            index->runs[node->run_last].next = run;
+        node->run_last = run;
+    }
+    index->runs[node->run_last].pages[slot] = page;
+    node->page_count++;
+    kv_pool_ref(index->pool, page);
+    if (index->page_refs[page]++ == 0)
+        index->stats.pages++;
+}
+
+/* Gives the tree's reference back; returns 1 if that freed the page. */
+static uint32_t unlist_page(kv_index *index, uint32_t page)
+{
+    CHECK(index->page_refs[page] > 0);
+    if (--index->page_refs[page] == 0) {
+        index->known[page] = 0;
+        index->stats.pages--;
+    }
+    kv_pool_unref(index->pool, page);
+    return kv_pool_refs(index->pool, page) == 0;
+}
+
+/* Takes the last page off an edge's list. */
+static uint32_t drop_last_page(kv_index *index, kv_node *node)
+{
+    uint32_t page = kv_index__last_page(index, node);
+    uint32_t slot = (node->run_start + node->page_count - 1) % KV_RUN_PAGES;
+    node->page_count--;
+    if (slot == 0 || node->page_count == 0) {
+        uint32_t last = node->run_last, run = node->run_first;
+        if (run == last) {
+            node->run_first = node->run_last = KV_NODE_NONE;
+        } else {
+            while (index->runs[run].next != last)
+                run = index->runs[run].next;
+            index->runs[run].next = KV_NODE_NONE;
+            node->run_last = run;
+        }
+        give_run(index, last);
+    }
+    return unlist_page(index, page);
+}
+
+/* ---- walking ---- */
+
+/* How many of tokens[0..count) the edge begins with. */
+static uint32_t common_length(const kv_index *index, const kv_node *node, const int32_t *tokens,
+                              uint32_t count)
+{
+    uint32_t limit = count < node->length ? count : node->length;
+    uint32_t done = 0, row = row_of(node->from), slot = node->run_start;
+    const kv_run *run = &index->runs[node->run_first];
+    while (done < limit) {
+        uint32_t page = run->pages[slot], pages = 0, span = 0;
+        /* Neighbouring pages have neighbouring tokens. */
+        do {
+            uint32_t room = KV_PAGE_TOKENS - (pages == 0 ? row : 0);
+            span += room < limit - done - span ? room : limit - done - span;
+            pages++;
+            if (++slot == KV_RUN_PAGES) {
+                slot = 0;
+                if (run->next != KV_NODE_NONE) {
+                    run = &index->runs[run->next];
+                    if (run->next != KV_NODE_NONE)
+                        __builtin_prefetch(&index->runs[run->next]);
+                }
+            }
+        } while (done + span < limit && pages < COMPARE_PAGES_MAX &&
+                 run->pages[slot] == page + pages);
+        const int32_t *have = rows_of(index, page) + row;
+        if (memcmp(have, tokens + done, span * sizeof *have) != 0) {
+            uint32_t i = 0;
+            while (have[i] == tokens[done + i])
+                i++;
+            return done + i;
+        }
+        done += span;
+        row = 0;
+    }
+    return done;
+}
+
+/* Moves a cursor that stands at the end of an edge into the child that goes on with the next token.
+ */
+static bool descend(const kv_index *index, cursor *cur, const int32_t *tokens, uint32_t count)
+{
+    if (cur->at == KV_NODE_NONE || cur->depth == count ||
+        cur->in_edge < index->nodes[cur->at].length)
+        return false;
+    uint32_t at = find(index, cur->at, (uint32_t)tokens[cur->depth]);
+    if (at == KV_NODE_NONE)
+        return false;
+    cur->at = at;
+    cur->in_edge = common_length(index, &index->nodes[at], tokens + cur->depth, count - cur->depth);
+    cur->depth += cur->in_edge;
+    return true;
+}
+
+static cursor start(const kv_index *index, uint64_t space)
+{
+    return (cursor){.at = find(index, KV_NODE_NONE, space)};
+}
+
+static void touch(kv_index *index, cursor cur, uint64_t now)
+{
+    kv_node *node = &index->nodes[cur.at];
+    if (now > node->used)
+        node->used = now;
+    if (cur.in_edge == node->length && now > node->used_whole)
+        node->used_whole = now;
+    kv_index__heap_move(index, cur.at);
+}
+
+/* Writes the pages under the first in_edge tokens of the cursor's edge to their slots. */
+static void copy_pages(const kv_index *index, cursor cur, uint32_t *pages)
+{
+    const kv_node *node = &index->nodes[cur.at];
+    const kv_run *run = &index->runs[node->run_first];
+    uint32_t count = slots_touched(node->from, cur.in_edge), slot = node->run_start;
+    pages += slot_of(node->from);
+    while (count > 0) {
+        uint32_t part = KV_RUN_PAGES - slot;
+        if (part > count)
+            part = count;
+        memcpy(pages, run->pages + slot, part * sizeof *pages);
+        pages += part;
+        count -= part;
+        slot = 0;
+        if (count > 0)
+            run = &index->runs[run->next];
+    }
+}
+
+/* ---- changing the shape ---- */
+
+/* Divides an edge after its first `length` tokens: a new node takes the front and the place under
+ * the parent, the old one keeps the rest and its children (there may be thousands). Needs a free
+ * node and a free run; returns the new node. */
+static uint32_t split(kv_index *index, uint32_t at, uint32_t length)
+{
+    uint32_t front_at = take_node(index);
+    kv_node *node = &index->nodes[at], *front = &index->nodes[front_at];
+    CHECK(length > 0 && length < node->length);
+    bool shared = row_of(node->from + length) != 0; /* the page at the cut belongs to both */
+
+    front->page_count = slots_touched(node->from, length);
+    front->run_first = node->run_first;
+    front->run_start = node->run_start;
+    uint32_t taken = shared ? front->page_count - 1 : front->page_count; /* off the rest's list */
+    uint32_t run = node->run_first, previous = KV_NODE_NONE;
+    for (uint32_t i = 0; i < (node->run_start + taken) / KV_RUN_PAGES; i++) {
+        previous = run;
+        run = index->runs[run].next;
+    }
+    node->run_first = run;
+    node->run_start = (node->run_start + taken) % KV_RUN_PAGES;
+    node->page_count -= taken;
+    if (shared || node->run_start != 0) { /* the cut is inside a run: both need it */
+        uint32_t copy = take_run(index);
+        memcpy(index->runs[copy].pages, index->runs[run].pages, sizeof index->runs[run].pages);
+        if (previous == KV_NODE_NONE)
+            front->run_first = copy;
+        else
+            index->runs[previous].next = copy;
+        front->run_last = copy;
+    } else {
+        index->runs[previous].next = KV_NODE_NONE;
+        front->run_last = previous;
+    }
+    if (shared) {
+        uint32_t page = first_page(index, node);
+        kv_pool_ref(index->pool, page);
+        index->page_refs[page]++;
+    }
+
+    unlink_node(index, at);
+    front->parent = node->parent;
+    front->first = node->first;
+    front->from = node->from;
+    front->length = length;
+    front->used = front->used_whole = node->used;
+    front->pin_until = node->pin_until;
+    front->pin_tokens = node->pin_tokens < length ? node->pin_tokens : length;
+    link_node(index, front_at);
+    node->parent = front_at;
+    node->from += length;
+    node->length -= length;
+    node->first = rows_of(index, first_page(index, node))[row_of(node->from)];
+    node->used = node->used_whole;
+    node->pin_tokens -= front->pin_tokens;
+    link_node(index, at);
+    kv_index__heap_move(index, at);
+    return front_at;
+}
+
+/* Notes what a page's first rows hold. Rows that are known already cannot have changed. */
+static void record_rows(kv_index *index, uint32_t page, const int32_t *tokens, uint32_t rows)
+{
+    uint32_t known = index->known[page];
+    int32_t *have = rows_of(index, page);
+    CHECK(kv_pool_filled(index->pool, page) >= rows); /* nothing is listed before it is written */
+    CHECK(memcmp(have, tokens, (known < rows ? known : rows) * sizeof *have) == 0);
+    if (rows <= known)
+        return;
+    memcpy(have + known, tokens + known, (rows - known) * sizeof *have);
+    index->known[page] = (uint8_t)rows;
+}
+
+/* Lengthens an edge up to tokens[0..count). */
+static void extend(kv_index *index, uint32_t at, const int32_t *tokens, uint32_t count,
+                   const uint32_t *pages)
+{
+    kv_node *node = &index->nodes[at];
+    uint32_t end = node->from + node->length;
+    for (uint32_t slot = slot_of(end); slot <= slot_of(count - 1); slot++) {
+        uint32_t base = slot * KV_PAGE_TOKENS, rows = count - base;
+        if (rows > KV_PAGE_TOKENS)
+            rows = KV_PAGE_TOKENS;
+        bool listed = node->length > 0 && base < end; /* the page that the edge ended in */
+        if (!listed)
+            list_page(index, node, pages[slot]);
+        record_rows(index, pages[slot], tokens + base, rows);
+    }
+    index->stats.tokens += count - end;
+    node->length = count - node->from;
+}
+
+bool kv_index__trim(kv_index *index, uint32_t at, uint32_t *freed)
+{
+    kv_node *node = &index->nodes[at];
+    uint32_t base = slot_of(node->from + node->length - 1) * KV_PAGE_TOKENS;
+    uint32_t length = base > node->from ? base - node->from : 0;
+    CHECK(node->child == KV_NODE_NONE);
+    *freed += drop_last_page(index, node);
+    index->stats.tokens -= node->length - length;
+    node->length = length;
+    if (node->pin_tokens > length)
+        node->pin_tokens = length;
+    if (length > 0)
+        return false;
+    uint32_t parent = node->parent;
+    kv_index__heap_take(index, at);
+    unlink_node(index, at);
+    give_node(index, at);
+    if (index->nodes[parent].child != KV_NODE_NONE)
+        return true;
+    if (index->nodes[parent].parent != KV_NODE_NONE) {
+        kv_index__heap_put(index, parent);
+    } else {
+        unlink_node(index, parent);
+        give_node(index, parent);
+    }
+    return true;
+}
+
+/* Drops a namespace leaf by leaf. */
+static void drop_root(kv_index *index, uint32_t root)
+{
+    uint32_t at = root, freed = 0;
+    while (index->nodes[root].child != KV_NODE_NONE) {
+        while (index->nodes[at].child != KV_NODE_NONE)
+            at = index->nodes[at].child;
+        uint32_t parent = index->nodes[at].parent;
+        bool last = parent == root && index->nodes[at].next == KV_NODE_NONE &&
+                    index->nodes[at].prev == KV_NODE_NONE;
+        while (!kv_index__trim(index, at, &freed))
+            ;
+        if (last) /* the root went with it */
+            return;
+        at = parent;
+    }
+}
+
+/* ---- the header's functions ---- */
+
+base_code kv_index_create(kv_index **out, kv_pool *pool, uint32_t node_max, base_err *err)
+{
+    size_t rows, row_bytes, run_max;
+    uint32_t page_count = kv_pool_page_count(pool), bucket_count = 1;
+    *out = NULL;
+    if (node_max < 2 || node_max > UINT32_MAX / 4)
+        return base_fail(err, BASE_INVALID, "an index of %u nodes is not possible", node_max);
+    kv_index *index = calloc(1, sizeof *index);
+    if (index == NULL)
+        goto nomem;
+    /* Every listing of a page but its first is the first of some edge, and an edge wastes less than
+     * two runs. */
+    run_max = page_count / KV_RUN_PAGES + 2 * (size_t)node_max + 4;
+    if (run_max >= KV_NODE_NONE || !base_mul(&rows, page_count, KV_PAGE_TOKENS) ||
+        !base_mul(&row_bytes, rows, sizeof *index->tokens))
+        goto nomem;
+    while (bucket_count < node_max)
+        bucket_count *= 2;
+    index->pool = pool;
+    index->page_count = page_count;
+    index->node_max = index->node_free_count = node_max;
+    index->run_max = index->run_free_count = (uint32_t)run_max;
+    index->bucket_mask = bucket_count - 1;
+    index->roots = KV_NODE_NONE;
+    index->nodes = calloc(node_max, sizeof *index->nodes);
+    index->runs = aligned_alloc(sizeof(kv_run), run_max * sizeof(kv_run));
+    index->buckets = malloc(bucket_count * sizeof *index->buckets);
+    index->tokens = malloc(row_bytes);
+    index->known = calloc(page_count, sizeof *index->known);
+    index->page_refs = calloc(page_count, sizeof *index->page_refs);
+    index->heap = malloc(node_max * sizeof *index->heap);
+    if (index->nodes == NULL || index->runs == NULL || index->buckets == NULL ||
+        index->tokens == NULL || index->known == NULL || index->page_refs == NULL ||
+        index->heap == NULL)
+        goto nomem;
+    memset(index->buckets, 0xFF, bucket_count * sizeof *index->buckets); /* KV_NODE_NONE */
+    for (uint32_t i = 0; i < node_max; i++)
+        index->nodes[i].next = i + 1 < node_max ? i + 1 : KV_NODE_NONE;
+    for (uint32_t i = 0; i < index->run_max; i++)
+        index->runs[i].next = i + 1 < index->run_max ? i + 1 : KV_NODE_NONE;
+    *out = index;
+    return BASE_OK;
+nomem:
+    if (index != NULL)
+        index->roots = KV_NODE_NONE;
+    kv_index_destroy(index);
+    return base_fail(err, BASE_NOMEM, "no memory for an index of %u pages and %u nodes", page_count,
+                     node_max);
+}
+
+void kv_index_destroy(kv_index *index)
+{
+    if (index == NULL)
+        return;
+    kv_index_drop(index, 0);
+    free(index->nodes);
+    free(index->runs);
+    free(index->buckets);
+    free(index->tokens);
+    free(index->known);
+    free(index->page_refs);
+    free(index->heap);
+    free(index);
+}
+
+kv_match kv_index_match(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
+                        uint32_t *pages, uint64_t now)
+{
+    DCHECK(base_thread_is(BASE_THREAD_ENGINE));
+    cursor cur = start(index, space);
+    while (descend(index, &cur, tokens, count)) {
+        copy_pages(index, cur, pages);
+        touch(index, cur, now);
+    }
+    kv_match match = {.tokens = cur.depth, .page_count = slots_touched(0, cur.depth)};
+    for (uint32_t i = 0; i < match.page_count; i++)
+        kv_pool_ref(index->pool, pages[i]);
+    return match;
+}
+
+uint32_t kv_index_peek(const kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count)
+{
+    cursor cur = start(index, space);
+    while (descend(index, &cur, tokens, count))
+        ;
+    return cur.depth;
+}
+
+bool kv_index_insert(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
+                     const uint32_t *pages, uint64_t now)
+{
+    DCHECK(base_thread_is(BASE_THREAD_ENGINE));
+    cursor cur = start(index, space);
+    while (descend(index, &cur, tokens, count))
+        touch(index, cur, now);
+    if (cur.depth == count)
+        return true;
+
+    const kv_node *node = cur.at == KV_NODE_NONE ? NULL : &index->nodes[cur.at];
+    bool cut = node != NULL && cur.in_edge < node->length;
+    /* A leaf is lengthened if the sequence went on in the leaf's own last page or in a new one. */
+    bool grow =
+        node != NULL && !cut && node->heap_at != KV_NODE_NONE &&
+        (row_of(cur.depth) == 0 || kv_index__last_page(index, node) == pages[slot_of(cur.depth)]);
+    uint32_t nodes = (node == NULL) + cut + !grow;
+    uint32_t runs = cut + slots_touched(cur.depth, count - cur.depth) / KV_RUN_PAGES + 1;
+    if (index->node_free_count < nodes || index->run_free_count < runs)
+        return false;
+
+    if (node == NULL) {
+        cur.at = take_node(index);
+        index->nodes[cur.at].space = space;
+        link_node(index, cur.at);
+    }
+    if (cut)
+        cur.at = split(index, cur.at, cur.in_edge);
+    if (!grow) {
+        uint32_t child = take_node(index);
+        kv_index__heap_take(index, cur.at);
+        index->nodes[child].parent = cur.at;
+        index->nodes[child].from = cur.depth;
+        index->nodes[child].first = tokens[cur.depth];
+        link_node(index, child);
+        cur.at = child;
+    }
+    extend(index, cur.at, tokens, count, pages);
+    index->nodes[cur.at].used = index->nodes[cur.at].used_whole = now;
+    if (grow)
+        kv_index__heap_move(index, cur.at);
+    else
+        kv_index__heap_put(index, cur.at);
+    return true;
+}
+
+uint32_t kv_index_drop(kv_index *index, uint64_t space)
+{
+    uint32_t before = index->stats.pages;
+    if (space == 0) {
+        while (index->roots != KV_NODE_NONE)
+            drop_root(index, index->roots);
+    } else {
+        uint32_t root = find(index, KV_NODE_NONE, space);
+        if (root != KV_NODE_NONE)
+            drop_root(index, root);
+    }
+    return before - index->stats.pages;
+}
+
+void kv_index_pin(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
+                  uint64_t until)
+{
+    DCHECK(base_thread_is(BASE_THREAD_ENGINE));
+    cursor cur = start(index, space);
+    while (descend(index, &cur, tokens, count)) {
+        kv_node *node = &index->nodes[cur.at];
+        if (until > node->pin_until)
+            node->pin_until = until;
+        if (cur.in_edge > node->pin_tokens)
+            node->pin_tokens = cur.in_edge;
+        kv_index__heap_move(index, cur.at);
+    }
+}
+
+kv_index_stats kv_index_get_stats(const kv_index *index)
+{
+    return index->stats;
+}
+
+/* ---- check ---- */
+
+#define HOLDS(cond)                                                                                \
+    do {                                                                                           \
+        if (!(cond)) {                                                                             \
+            base_fail(err, BASE_INVALID, "node %u: %s", at, #cond);                                \
+            return false;                                                                          \
+        }                                                                                          \
+    } while (0)
+
+/* One node; its pages are added to `refs`, its runs to `*runs`. */
+static bool check_node(const kv_index *index, uint32_t at, uint32_t *refs, uint32_t *runs,
+                       base_err *err)
+{
+    const kv_node *node = &index->nodes[at];
+    HOLDS(find(index, node->parent, key_of(node)) == at);
+    if (node->parent == KV_NODE_NONE) {
+        HOLDS(node->length == 0 && node->page_count == 0 && node->from == 0);
+        HOLDS(node->child != KV_NODE_NONE);
+        HOLDS(node->heap_at == KV_NODE_NONE);
+        return true;
+    }
+    const kv_node *parent = &index->nodes[node->parent];
+    HOLDS(node->length > 0);
+    HOLDS(node->from == parent->from + parent->length);
+    HOLDS(node->page_count == slots_touched(node->from, node->length));
+    HOLDS(node->pin_tokens <= node->length);
+    HOLDS(node->used_whole <= node->used);
+    HOLDS((node->heap_at != KV_NODE_NONE) == (node->child == KV_NODE_NONE));
+    if (node->heap_at != KV_NODE_NONE) {
+        HOLDS(node->heap_at < index->heap_count && index->heap[node->heap_at] == at);
+        HOLDS(
+            kv_index__rank(&index->nodes[index->heap[(node->heap_at - (node->heap_at > 0)) / 2]]) <=
+            kv_index__rank(node));
+    }
+    uint32_t first = first_page(index, node), row = row_of(node->from);
+    HOLDS(rows_of(index, first)[row] == node->first);
+    HOLDS(row == 0 ||
+          memcmp(rows_of(index, first), rows_of(index, kv_index__last_page(index, parent)),
+                 row * sizeof(int32_t)) == 0);
+    uint32_t run = node->run_first, slot = node->run_start;
+    *runs += 1;
+    for (uint32_t i = 0; i < node->page_count; i++, slot++) {
+        if (slot == KV_RUN_PAGES) {
+            run = index->runs[run].next;
+            slot = 0;
+            *runs += 1;
+            HOLDS(run != KV_NODE_NONE);
+        }
+        uint32_t page = index->runs[run].pages[slot];
+        uint32_t base = (slot_of(node->from) + i) * KV_PAGE_TOKENS;
+        uint32_t rows = node->from + node->length - base;
+        HOLDS(page < index->page_count);
+        HOLDS(index->known[page] >= (rows < KV_PAGE_TOKENS ? rows : KV_PAGE_TOKENS));
+        HOLDS(kv_pool_filled(index->pool, page) >= index->known[page]);
+        refs[page]++;
+    }
+    HOLDS(run == node->run_last);
+    HOLDS(index->runs[run].next == KV_NODE_NONE);
+    return true;
+}
+
+/* The node after `at` in an order that visits parents before children. */
+static uint32_t next_node(const kv_index *index, uint32_t at)
+{
+    if (index->nodes[at].child != KV_NODE_NONE)
+        return index->nodes[at].child;
+    while (at != KV_NODE_NONE && index->nodes[at].next == KV_NODE_NONE)
+        at = index->nodes[at].parent;
+    return at == KV_NODE_NONE ? at : index->nodes[at].next;
+}
+
+static bool check_totals(const kv_index *index, const uint32_t *refs, kv_index_stats seen,
+                         uint32_t leaves, uint32_t runs, base_err *err)
+{
+    const kv_index_stats *told = &index->stats;
+    for (uint32_t page = 0; page < index->page_count; page++) {
+        seen.pages += refs[page] > 0;
+        if (refs[page] != index->page_refs[page] || refs[page] > kv_pool_refs(index->pool, page)) {
+            base_fail(err, BASE_INVALID, "page %u: listed %u times, counted %u, pool says %u", page,
+                      refs[page], index->page_refs[page], kv_pool_refs(index->pool, page));
+            return false;
+        }
+    }
+    if (seen.nodes == told->nodes && seen.nodes + index->node_free_count == index->node_max &&
+        seen.pages == told->pages && seen.tokens == told->tokens && leaves == index->heap_count &&
+        runs + index->run_free_count == index->run_max)
+        return true;
+    base_fail(
+        err, BASE_INVALID,
+        "nodes %u of %u, free %u; pages %u of %u; tokens %llu of %llu; leaves %u of %u; runs %u, "
+        "free %u",
+        seen.nodes, told->nodes, index->node_free_count, seen.pages, told->pages,
+        (unsigned long long)seen.tokens, (unsigned long long)told->tokens, leaves,
+        index->heap_count, runs, index->run_free_count);
+    return false;
+}
+
+bool kv_index_check(const kv_index *index, base_err *err)
+{
+    kv_index_stats seen = {0};
+    uint32_t leaves = 0, runs = 0;
+    bool ok = true;
+    uint32_t *refs = calloc(index->page_count, sizeof *refs);
+    if (refs == NULL) {
+        base_fail(err, BASE_NOMEM, "no memory to check %u pages", index->page_count);
+        return false;
+    }
+    for (uint32_t at = index->roots; ok && at != KV_NODE_NONE; at = next_node(index, at)) {
+        ok = check_node(index, at, refs, &runs, err);
+        seen.nodes++;
+        seen.tokens += index->nodes[at].length;
+        leaves += index->nodes[at].child == KV_NODE_NONE;
+    }
+    ok = ok && check_totals(index, refs, seen, leaves, runs, err);
+    free(refs);
+    return ok;
+}

@@ -1,0 +1,64 @@
+/* The index's nodes, for index.c, evict.c and their tests. */
+#pragma once
+#include "cache/index.h"
+
+#define KV_NODE_NONE UINT32_MAX
+#define KV_RUN_PAGES 15
+
+/* A cache line of an edge's page numbers; edges are lists of them. */
+typedef struct kv_run {
+    uint32_t next;
+    uint32_t pages[KV_RUN_PAGES];
+} kv_run;
+
+typedef struct kv_node {
+    uint32_t parent; /* KV_NODE_NONE: the root of a namespace, whose edge is empty */
+    uint32_t child;  /* any one of them */
+    uint32_t next,
+        prev; /* siblings; of roots: the other roots. Of a free node, next is the free list */
+    uint32_t hash_next;
+    uint32_t heap_at;    /* KV_NODE_NONE unless it is a leaf that eviction may look at */
+    uint32_t aside_next; /* of leaves that one call of evict has passed over */
+    int32_t first;       /* token */
+    uint32_t from;       /* tokens before the edge */
+    uint32_t length;     /* tokens on the edge */
+    uint32_t run_first, run_last,
+        run_start; /* run_start: where in run_first the edge's pages begin */
+    uint32_t page_count;
+    uint32_t pin_tokens; /* how many of the edge's tokens the pin covers */
+    uint64_t pin_until;
+    uint64_t used;       /* last time any of the edge was matched or inserted */
+    uint64_t used_whole; /* last time all of it was: what the rest of a split edge goes by */
+    uint64_t space;      /* of roots */
+} kv_node;
+
+struct kv_index {
+    kv_pool *pool;
+    uint32_t page_count, node_max, run_max;
+    kv_node *nodes;
+    uint32_t node_free, node_free_count;
+    kv_run *runs;
+    uint32_t run_free, run_free_count;
+    uint32_t *buckets; /* children by (parent, first token), roots by space */
+    uint32_t bucket_mask;
+    uint32_t roots;
+    int32_t *tokens;     /* [page_count][KV_PAGE_TOKENS]: what the rows of each listed page hold */
+    uint8_t *known;      /* how many of those rows are filled in */
+    uint32_t *page_refs; /* nodes that list the page */
+    uint32_t *heap;      /* of evictable leaves, least valuable first */
+    uint32_t heap_count;
+    kv_index_stats stats;
+};
+
+/* Drops the last page of a leaf from its edge, and the leaf itself once it is empty; returns
+ * whether the leaf is gone.
+ * `*freed` counts pages that went back to the pool. */
+bool kv_index__trim(kv_index *index, uint32_t at, uint32_t *freed);
+uint32_t kv_index__last_page(const kv_index *index, const kv_node *node);
+
+/* evict.c: the order in which leaves go. A leaf is put in when it becomes one, taken out when it
+ * stops being one, moved when anything that its rank depends on has changed. */
+uint64_t kv_index__rank(const kv_node *node);
+void kv_index__heap_put(kv_index *index, uint32_t at);
+void kv_index__heap_take(kv_index *index, uint32_t at);
+void kv_index__heap_move(kv_index *index, uint32_t at);
