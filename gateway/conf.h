@@ -1,0 +1,87 @@
+/* gw_conf: the configuration, read once at start and then constant.
+ *
+ * conf.c holds one table of keys; the flags, --print-config, --help and config/default.json come from it. Values are taken
+ * in this order, the later one wins: the default, the file of --config, --set and the other flags. A value that does not
+ * parse, is out of its bounds or does not fit another key is BASE_INVALID with the key in err->param.
+ * Thread: any, after gw_conf_create. */
+#pragma once
+#include <stdio.h>
+
+#include "engine/base/err.h"
+#include "engine/base/log.h"
+
+typedef struct gw_conf_list {
+    char **items;
+    uint32_t count;
+} gw_conf_list;
+
+/* One field a key: section.name is section_name. Strings are never NULL. */
+typedef struct gw_conf {
+    char *model_path;           /* directory, or "random:SHAPE?layers=N&seed=N" */
+    char *model_draft;          /* directory, "auto" (MODEL/dspark if it exists) or "off" */
+    gw_conf_list model_aliases; /* further names that requests may give; "*" is any name */
+
+    char *engine_backend; /* "auto", "cpu", "cuda", "hip" */
+    char *engine_cpu;     /* "auto", "ref", "avx2", "avx512" */
+    char *engine_kv;      /* "nvfp4", "fp8", "bf16", "f32" */
+    uint32_t engine_threads; /* 0: one a core */
+    uint64_t engine_kv_bytes_max;
+    uint32_t engine_context_max_tokens; /* 0: the model's */
+    uint32_t engine_sequences_max;
+    uint32_t engine_queue_max;
+    uint32_t engine_step_rows_max;
+    uint32_t engine_prefill_chunk_tokens;
+    int32_t engine_draft; /* draft tokens a step: -1 auto, 0 off, 1-7 */
+    uint32_t engine_slow_step_us;
+
+    char *server_listen;     /* ADDR:PORT, "[::1]:8080"; port 0 lets the system choose */
+    char *server_tls_listen; /* "": no TLS */
+    char *server_tls_cert, *server_tls_key;
+    uint32_t server_loops; /* 0: one for every four cores */
+    uint32_t server_header_bytes_max;
+    uint32_t server_keepalive_ms;
+    uint32_t server_drain_ms;
+    gw_conf_list server_cors_origins; /* "https://app.example"; "*" is any */
+    gw_conf_list server_hosts;        /* names of this server, for Host without keys */
+    bool server_insecure;
+
+    uint64_t limits_body_bytes_max;
+    uint64_t limits_body_bytes_total_max;
+    uint32_t limits_connections_max;
+    uint32_t limits_output_tokens_max; /* 0: what the window leaves */
+    uint32_t limits_json_depth_max;
+    uint32_t limits_n_max;
+    uint32_t limits_idle_connection_ms;
+    uint32_t limits_upload_ms;
+    uint32_t limits_write_stall_ms;
+    uint32_t limits_request_timeout_ms; /* 0: none */
+
+    char *admin_listen; /* "": no admin listener */
+    bool metrics_public;
+
+    char *data_path;
+    uint32_t ledger_cached_ttl_s;
+
+    base_log_level log_level;
+    bool log_access;
+
+    uint32_t workers_threads; /* 0: one for every two cores */
+    uint32_t workers_queue_max;
+} gw_conf;
+
+/* What the command line asks for. */
+typedef enum gw_conf_action {
+    GW_CONF_SERVE,
+    GW_CONF_PRINT,
+    GW_CONF_VERSION,
+    GW_CONF_HELP,
+} gw_conf_action;
+
+/* From the arguments of main; `action` may be NULL. */
+base_code gw_conf_create(gw_conf **out, gw_conf_action *action, int argc, char *const *argv, base_err *err);
+void gw_conf_destroy(gw_conf *conf); /* NULL is fine */
+
+/* The effective configuration as JSON; of a new gw_conf, it is config/default.json to the byte. */
+void gw_conf_print(const gw_conf *conf, FILE *file);
+/* Flags and keys with type, default and bounds. */
+void gw_conf_help(FILE *file);
