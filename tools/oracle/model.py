@@ -404,7 +404,7 @@ class Draft(Maths):
         for i in range(c.layers):
             w = self.w[i]
             a = self.norm(h, w["norm_in"])
-            heads = lambda x, name: self.linear(x, w[name]).view(x.shape[0], -1, c.head_dim)
+            heads = lambda x, name: self.linear(x, w[name]).view(x.shape[0], w[name].shape[0] // c.head_dim, c.head_dim)
             q = self.rope(self.norm(heads(a, "q"), w["q_norm"]), own)
             k = self.rope(self.norm(torch.cat([heads(f, "k"), heads(a, "k")]), w["k_norm"]), keys_at)
             v = torch.cat([heads(f, "v"), heads(a, "v")])
