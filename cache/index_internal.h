@@ -14,16 +14,16 @@ typedef struct kv_run {
 typedef struct kv_node {
     uint32_t parent; /* KV_NODE_NONE: the root of a namespace, whose edge is empty */
     uint32_t child;  /* any one of them */
-    uint32_t next,
-        prev; /* siblings; of roots: the other roots. Of a free node, next is the free list */
+    uint32_t next;   /* sibling; of roots: another root; of a free node: the next free one */
+    uint32_t prev;
     uint32_t hash_next;
     uint32_t heap_at;    /* KV_NODE_NONE unless it is a leaf that eviction may look at */
     uint32_t aside_next; /* of leaves that one call of evict has passed over */
     int32_t first;       /* token */
     uint32_t from;       /* tokens before the edge */
     uint32_t length;     /* tokens on the edge */
-    uint32_t run_first, run_last,
-        run_start; /* run_start: where in run_first the edge's pages begin */
+    uint32_t run_first, run_last;
+    uint32_t run_start; /* where in run_first the edge's pages begin */
     uint32_t page_count;
     uint32_t pin_tokens; /* how many of the edge's tokens the pin covers */
     uint64_t pin_until;
@@ -51,8 +51,7 @@ struct kv_index {
 };
 
 /* Drops the last page of a leaf from its edge, and the leaf itself once it is empty; returns
- * whether the leaf is gone.
- * `*freed` counts pages that went back to the pool. */
+ * whether the leaf is gone. `*freed` counts pages that went back to the pool. */
 bool kv_index__trim(kv_index *index, uint32_t at, uint32_t *freed);
 uint32_t kv_index__last_page(const kv_index *index, const kv_node *node);
 
