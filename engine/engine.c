@@ -1,0 +1,521 @@
+/* Requests in, text in and out, start and stop. What the engine thread does is in loop.c. */
+#include "engine/engine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/base/clock.h"
+#include "engine/base/num.h"
+#include "engine/engine_internal.h"
+
+#define INDEX_NODES_PER_PAGE 4 /* a node holds at least a token; in practice far more */
+#define INDEX_NODES_MIN 4096
+#define PICKS_EXTRA 64 /* draft rows a step may verify beyond one row a sequence */
+
+void eng__sequence_destroy(eng_sequence *seq)
+{
+    if (seq == NULL)
+        return;
+    eng_decoder_destroy(seq->decoder);
+    base_arena_destroy(seq->arena);
+    free(seq->counts.output);
+    free(seq->counts.prompt);
+    free(seq->logprobs);
+    free(seq->output);
+    free(seq->pages);
+    free(seq);
+}
+
+/* ---- submitting ---- */
+
+static base_code check_request(const eng_engine *engine, const eng_request *request, base_err *err)
+{
+    if (request->token_count == 0)
+        return base_fail(err, BASE_INVALID, "the prompt is empty");
+    if (request->token_count >= engine->info.context_max)
+        return base_fail(err, BASE_TOO_LONG,
+                         "This model's maximum context length is %u tokens, however you requested "
+                         "%u tokens in the prompt.",
+                         engine->info.context_max, request->token_count);
+    if (request->max_tokens == 0)
+        return base_fail_param(err, BASE_INVALID, "max_tokens", "max_tokens must be at least 1");
+    for (uint32_t i = 0; i < request->token_count; i++)
+        if (request->tokens[i] < 0 || (uint32_t)request->tokens[i] >= engine->info.vocab)
+            return base_fail(err, BASE_INVALID, "token %d at %u is outside the vocabulary of %u",
+                             request->tokens[i], i, engine->info.vocab);
+    return eng_sampling_check(&request->sampling, engine->info.vocab, err);
+}
+
+static bool make_counts(const eng_engine *engine, eng_sequence *seq)
+{
+    const eng_sampling *sampling = &seq->request.sampling;
+    bool repeat = sampling->repetition_penalty != 1;
+    if (repeat || sampling->presence_penalty != 0 || sampling->frequency_penalty != 0) {
+        seq->counts.output = calloc(engine->config->vocab, sizeof *seq->counts.output);
+        if (seq->counts.output == NULL)
+            return false;
+    }
+    if (repeat) {
+        seq->counts.prompt = calloc(engine->config->vocab, sizeof *seq->counts.prompt);
+        if (seq->counts.prompt == NULL)
+            return false;
+        for (uint32_t i = 0; i < seq->request.token_count; i++)
+            seq->counts.prompt[seq->request.tokens[i]] = 1;
+    }
+    return true;
+}
+
+static base_code sequence_create(eng_sequence **out, eng_engine *engine, const eng_request *request,
+                                 base_err *err)
+{
+    eng_sequence *seq = calloc(1, sizeof *seq);
+    if (seq == NULL)
+        return base_fail(err, BASE_NOMEM, "out of memory for a request");
+    seq->engine = engine;
+    seq->request = *request;
+    seq->stop_index = -1;
+    seq->submitted_ns = base_now_ns();
+    seq->output_max =
+        (uint32_t)base_min(request->max_tokens, engine->info.context_max - request->token_count);
+    seq->request.max_tokens = seq->output_max;
+    /* A call's closing tokens may pass output_max by a few: append_forced stops at the bound. */
+    seq->output = malloc(seq->output_max * sizeof *seq->output);
+    seq->pages = malloc(engine->pages_max * sizeof *seq->pages);
+    if (request->sampling.logprobs)
+        seq->logprobs = malloc(seq->output_max * sizeof *seq->logprobs);
+    bool memory = seq->output != NULL && seq->pages != NULL &&
+                  (seq->logprobs != NULL || !request->sampling.logprobs) &&
+                  make_counts(engine, seq);
+    bool forces =
+        request->tool_choice == ENG_TOOL_REQUIRED || request->tool_choice == ENG_TOOL_NAMED;
+    if (memory && (forces || request->call_max > 0))
+        memory = (seq->arena = base_arena_create(1024, (size_t)1 << 20)) != NULL;
+    if (!memory) {
+        eng__sequence_destroy(seq);
+        return base_fail(err, BASE_NOMEM, "out of memory for a request");
+    }
+    eng_decoder_options decoder = {
+        .parse = request->parse,
+        .starts_in_reasoning = request->starts_in_reasoning,
+        .thinking = request->thinking,
+        .tools = request->tools,
+        .tool_count = request->tool_count,
+        .stops = request->stops,
+        .stop_count = request->stop_count,
+        .part = eng__add_part,
+        .ctx = seq,
+    };
+    eng_text name = request->tool_choice == ENG_TOOL_NAMED ? request->tool_name : (eng_text){0};
+    base_code code = eng_decoder_create(&seq->decoder, engine->codec, &decoder, err);
+    if (code == BASE_OK && forces)
+        code =
+            eng_codec_force(engine->codec, &seq->force, &seq->force_count, name, seq->arena, err);
+    if (code == BASE_OK && request->call_max > 0)
+        code =
+            eng_codec_force_close(engine->codec, &seq->close, &seq->close_count, seq->arena, err);
+    if (code != BASE_OK) {
+        eng__sequence_destroy(seq);
+        return code;
+    }
+    *out = seq;
+    return BASE_OK;
+}
+
+base_code eng_submit(eng_engine *engine, const eng_request *request, base_err *err)
+{
+    base_code code = check_request(engine, request, err);
+    eng_sequence *seq = NULL;
+    if (code == BASE_OK)
+        code = sequence_create(&seq, engine, request, err);
+    if (code != BASE_OK)
+        return code;
+    pthread_mutex_lock(&engine->lock);
+    if (engine->stop)
+        code = base_fail(err, BASE_CLOSED, "the engine is stopping");
+    else if (engine->waiting >= engine->options.queue_max)
+        code = base_fail(err, BASE_FULL, "%u requests are waiting, the bound", engine->waiting);
+    if (code == BASE_OK) {
+        engine->waiting++;
+        seq->number = ++engine->numbers;
+        if (engine->inbox_tail != NULL)
+            engine->inbox_tail->next = seq;
+        else
+            engine->inbox_head = seq;
+        engine->inbox_tail = seq;
+        ENG_COUNT(engine, requests, 1);
+        ENG_GAUGE(engine, queued, engine->waiting);
+        pthread_cond_signal(&engine->wake);
+    }
+    pthread_mutex_unlock(&engine->lock);
+    if (code != BASE_OK)
+        eng__sequence_destroy(seq);
+    return code;
+}
+
+void eng_cancel(eng_engine *engine, uint64_t id)
+{
+    pthread_mutex_lock(&engine->lock);
+    if (engine->cancels.count == engine->cancels.max) {
+        uint64_t *more = realloc(engine->cancels.ids, 2 * engine->cancels.max * sizeof *more);
+        if (more != NULL) {
+            engine->cancels.ids = more;
+            engine->cancels.max *= 2;
+        }
+    }
+    if (engine->cancels.count < engine->cancels.max) /* else the request runs to its own end */
+        engine->cancels.ids[engine->cancels.count++] = id;
+    pthread_cond_signal(&engine->wake);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+uint32_t eng_peek_cached(eng_engine *engine, uint64_t space, const int32_t *tokens,
+                         uint32_t token_count)
+{
+    pthread_mutex_lock(&engine->index_lock);
+    uint32_t cached = kv_index_peek(engine->index, space, tokens, token_count);
+    pthread_mutex_unlock(&engine->index_lock);
+    return cached;
+}
+
+/* ---- text, for any thread ---- */
+
+base_code eng_render(const eng_engine *engine, eng_prompt *out, const eng_chat *chat,
+                     uint32_t token_max, base_buf *text, base_arena *arena, base_err *err)
+{
+    return eng_codec_render(engine->codec, out, chat,
+                            token_max > 0 ? token_max : engine->info.context_max,
+                            engine->info.context_max, text, arena, err);
+}
+
+base_code eng_tokenize(const eng_engine *engine, int32_t **tokens, uint32_t *token_count,
+                       eng_text text, bool specials, uint32_t token_max, base_arena *arena,
+                       base_err *err)
+{
+    eng_ids ids;
+    eng_ids_init(&ids, token_max);
+    base_code code = eng_tok_encode(engine->tok, &ids, text.data, text.length, specials, err);
+    if (code == BASE_OK) {
+        *tokens = base_arena_alloc(arena, base_max(ids.count, 1) * sizeof **tokens);
+        if (*tokens == NULL)
+            code = base_fail(err, BASE_NOMEM, "out of memory for %zu tokens", ids.count);
+        else if (ids.count > 0)
+            memcpy(*tokens, ids.data, ids.count * sizeof **tokens);
+        *token_count = (uint32_t)ids.count;
+    }
+    eng_ids_deinit(&ids);
+    return code;
+}
+
+base_code eng_detokenize(const eng_engine *engine, base_buf *out, const int32_t *tokens,
+                         uint32_t token_count, base_err *err)
+{
+    for (uint32_t i = 0; i < token_count; i++) {
+        size_t length;
+        const char *bytes = eng_tok_bytes(engine->tok, tokens[i], &length);
+        if (bytes == NULL)
+            return base_fail_param(err, BASE_INVALID, "tokens",
+                                   "token %d at %u is not in the vocabulary", tokens[i], i);
+        base_buf_add(out, bytes, length);
+    }
+    return out->failed ? base_fail(err, BASE_NOMEM, "out of memory for text") : BASE_OK;
+}
+
+/* ---- start and stop ---- */
+
+static base_code load_text(eng_engine *engine, base_err *err)
+{
+    base_code code = eng_tok_load(&engine->tok, eng_model_tokenizer_path(engine->model), err);
+    if (code == BASE_OK && eng_tok_vocab(engine->tok) > engine->config->vocab)
+        code = base_fail(err, BASE_FORMAT,
+                         "tokenizer.json: id %u is outside vocab_size %u of config.json",
+                         eng_tok_vocab(engine->tok) - 1, engine->config->vocab);
+    if (code == BASE_OK)
+        code = eng_codec_create(&engine->codec, engine->tok, engine->config->identity,
+                                engine->config->thinking, err);
+    if (code != BASE_OK)
+        return code;
+    uint32_t count;
+    const int32_t *ends = eng_model_end_tokens(engine->model, &count);
+    engine->end_tokens[engine->end_token_count++] = eng_codec_end_token(engine->codec);
+    for (uint32_t i = 0; i < count && engine->end_token_count < 8; i++)
+        if (!eng__is_end_token(engine, ends[i]))
+            engine->end_tokens[engine->end_token_count++] = ends[i];
+    return BASE_OK;
+}
+
+static base_code load_draft(eng_engine *engine, base_err *err)
+{
+    char path[4096];
+    const char *dir = engine->options.draft;
+    if (engine->options.draft_tokens == 0 || (dir != NULL && dir[0] == '\0'))
+        return BASE_OK;
+    if (dir == NULL) {
+        if (eng_model_dir(engine->model) == NULL)
+            return BASE_OK;
+        snprintf(path, sizeof path, "%s/dspark/config.json", eng_model_dir(engine->model));
+        if (access(path, R_OK) != 0)
+            return BASE_OK;
+        snprintf(path, sizeof path, "%s/dspark", eng_model_dir(engine->model));
+        dir = path;
+    }
+    base_code code =
+        eng_draft_load(&engine->draft, engine->model, dir, engine->options.step_rows_max,
+                       engine->options.sequences_max, err);
+    if (code == BASE_OK && eng_draft_block(engine->draft) > ENG_SPEC_BLOCK_MAX)
+        code = base_fail(err, BASE_UNSUPPORTED, "%s: dspark_block_size %u exceeds %u", dir,
+                         eng_draft_block(engine->draft), ENG_SPEC_BLOCK_MAX);
+    return code;
+}
+
+static base_code make_pages(eng_engine *engine, base_err *err)
+{
+    kn_kv_shape shape = eng_model_kv_shape(engine->model, 1), draft_shape = {0};
+    engine->info.page_bytes = kn_kv_page_bytes(&shape);
+    size_t each = engine->info.page_bytes;
+    if (engine->draft != NULL) {
+        draft_shape = eng_draft_kv_shape(engine->draft, 1);
+        each += kn_kv_page_bytes(&draft_shape);
+    }
+    uint64_t count = engine->options.kv_bytes / each;
+    engine->pages_max = (engine->info.context_max + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS + 1;
+    if (count < engine->pages_max + 1)
+        return base_fail_param(
+            err, BASE_INVALID, "engine.kv_bytes_max",
+            "engine.kv_bytes_max %llu is too small for one context of %u tokens, which takes %llu",
+            (unsigned long long)engine->options.kv_bytes, engine->info.context_max,
+            (unsigned long long)((engine->pages_max + 1) * each));
+    engine->info.page_count = shape.page_count = draft_shape.page_count =
+        (uint32_t)base_min(count, UINT32_MAX / 2);
+    kn_device *device = eng_model_device(engine->model);
+    base_code code = kn_kv_create(&engine->kv, device, &shape, err);
+    if (code == BASE_OK && engine->draft != NULL)
+        code = kn_kv_create(&engine->draft_kv, device, &draft_shape, err);
+    if (code == BASE_OK)
+        code = kv_pool_create(&engine->pool, shape.page_count, err);
+    if (code == BASE_OK)
+        code = kv_index_create(
+            &engine->index, engine->pool,
+            (uint32_t)base_max((size_t)shape.page_count * INDEX_NODES_PER_PAGE, INDEX_NODES_MIN),
+            err);
+    return code;
+}
+
+static base_code make_step_memory(eng_engine *engine, base_err *err)
+{
+    const eng_options *options = &engine->options;
+    uint32_t seqs = options->sequences_max, rows = options->step_rows_max;
+    engine->picks_max = (uint32_t)base_min(rows, seqs + PICKS_EXTRA);
+    const uint32_t *layers;
+    size_t features = engine->draft != NULL ? eng_draft_features(engine->draft, &layers) : 0;
+    size_t block = engine->draft != NULL ? eng_draft_block(engine->draft) : 0;
+    size_t scratch = base_max(eng_sample_scratch(engine->config->vocab),
+                              ((size_t)engine->info.context_max + 1) * sizeof(int32_t));
+    engine->slot_max = 256;
+    engine->cancels.max = engine->cancels_taken.max = 64;
+    bool good = (engine->active = calloc(seqs, sizeof *engine->active)) != NULL &&
+                (engine->plan = calloc(seqs, sizeof *engine->plan)) != NULL &&
+                (engine->order = calloc(seqs, sizeof *engine->order)) != NULL &&
+                (engine->row_token = calloc(rows, sizeof *engine->row_token)) != NULL &&
+                (engine->row_pos = calloc(rows, sizeof *engine->row_pos)) != NULL &&
+                (engine->row_seq = calloc(rows, sizeof *engine->row_seq)) != NULL &&
+                (engine->pick = calloc(rows, sizeof *engine->pick)) != NULL &&
+                (engine->pick_start = calloc(seqs, sizeof *engine->pick_start)) != NULL &&
+                (engine->row_pages = calloc(seqs, sizeof *engine->row_pages)) != NULL &&
+                (engine->logits = calloc((size_t)engine->picks_max * engine->config->vocab,
+                                         sizeof(float))) != NULL &&
+                (engine->scratch = malloc(scratch)) != NULL &&
+                (engine->slots = calloc(engine->slot_max, sizeof *engine->slots)) != NULL &&
+                (engine->parts = calloc(engine->slot_max, sizeof *engine->parts)) != NULL &&
+                (engine->cancels.ids = calloc(64, sizeof(uint64_t))) != NULL &&
+                (engine->cancels_taken.ids = calloc(64, sizeof(uint64_t))) != NULL;
+    if (good && features > 0)
+        good =
+            (engine->features =
+                 calloc((size_t)rows * features * engine->config->hidden, sizeof(float))) != NULL &&
+            (engine->draft_inputs = calloc(seqs, sizeof *engine->draft_inputs)) != NULL &&
+            (engine->draft_lengths = calloc(seqs, sizeof *engine->draft_lengths)) != NULL &&
+            (engine->draft_tokens = calloc(seqs * block, sizeof *engine->draft_tokens)) != NULL &&
+            (engine->draft_confidence = calloc(seqs * block, sizeof *engine->draft_confidence)) !=
+                NULL;
+    base_buf_init(&engine->part_text, 0);
+    return good ? BASE_OK : base_fail(err, BASE_NOMEM, "out of memory for a step of %u rows", rows);
+}
+
+static void fill_info(eng_engine *engine)
+{
+    eng_info *info = &engine->info;
+    info->name = engine->config->name;
+    info->backend = eng_model_device(engine->model)->ops->name;
+    info->kv = engine->options.kv;
+    snprintf(info->fingerprint, sizeof info->fingerprint, "%s",
+             eng_model_fingerprint(engine->model));
+    snprintf(info->numerics, sizeof info->numerics, "cpu-%d", KN_CPU_REDUCTION);
+    if (strcmp(info->backend, "cpu-ref") == 0)
+        snprintf(info->numerics, sizeof info->numerics, "cpu-ref");
+    snprintf(info->template_id, sizeof info->template_id, "%s", eng_codec_digest(engine->codec));
+    info->vocab = eng_tok_vocab(engine->tok);
+    info->layers = engine->config->layers;
+    info->hidden = engine->config->hidden;
+    info->weight_bytes = eng_model_weight_bytes(engine->model);
+    info->draft_block = engine->draft != NULL ? eng_draft_block(engine->draft) : 0;
+    info->thinking = engine->config->thinking;
+}
+
+static base_code check_options(const eng_options *options, base_err *err)
+{
+    if (strcmp(options->backend, "auto") != 0 && strcmp(options->backend, "cpu") != 0)
+        return base_fail_param(err, BASE_UNSUPPORTED, "engine.backend",
+                               "backend %s is not in this build (auto, cpu)", options->backend);
+    if (options->sequences_max == 0 || options->step_rows_max < options->sequences_max ||
+        options->prefill_chunk == 0)
+        return base_fail_param(
+            err, BASE_INVALID, "engine.step_rows_max",
+            "engine.step_rows_max %u must be at least engine.sequences_max %u, both at least 1",
+            options->step_rows_max, options->sequences_max);
+    return BASE_OK;
+}
+
+base_code eng_create(eng_engine **out, const eng_options *options, base_err *err)
+{
+    base_code code = check_options(options, err);
+    if (code != BASE_OK)
+        return code;
+    eng_engine *engine = calloc(1, sizeof *engine);
+    if (engine == NULL)
+        return base_fail(err, BASE_NOMEM, "out of memory for the engine");
+    engine->options = *options;
+    pthread_mutex_init(&engine->lock, NULL);
+    pthread_mutex_init(&engine->index_lock, NULL);
+    pthread_cond_init(&engine->wake, NULL);
+    pthread_cond_init(&engine->checked, NULL);
+    eng_spec_init(&engine->spec, options->draft_tokens > 0 ? (uint32_t)options->draft_tokens : 0);
+    eng_model_options model = {.variant = options->variant,
+                               .kv = options->kv,
+                               .threads = options->threads,
+                               .rows_max = options->step_rows_max,
+                               .context_max = options->context_max};
+    code = eng_model_load(&engine->model, options->model, &model, err);
+    if (code == BASE_OK) {
+        engine->config = eng_model_get_config(engine->model);
+        engine->info.context_max = engine->config->context_max;
+        if (options->context_max > 0 && options->context_max < engine->info.context_max)
+            engine->info.context_max = options->context_max;
+        code = load_text(engine, err);
+    }
+    if (code == BASE_OK)
+        code = load_draft(engine, err);
+    if (code == BASE_OK)
+        code = make_pages(engine, err);
+    if (code == BASE_OK)
+        code = make_step_memory(engine, err);
+    if (code == BASE_OK) {
+        fill_info(engine);
+        eng__update_gauges(engine);
+        if (pthread_create(&engine->thread, NULL, eng__run, engine) != 0)
+            code = base_fail(err, BASE_IO, "the engine thread cannot be started");
+        else
+            engine->thread_running = true;
+    }
+    if (code != BASE_OK) {
+        eng_destroy(engine);
+        return code;
+    }
+    *out = engine;
+    return BASE_OK;
+}
+
+void eng_destroy(eng_engine *engine)
+{
+    if (engine == NULL)
+        return;
+    if (engine->thread_running) {
+        pthread_mutex_lock(&engine->lock);
+        engine->stop = true;
+        pthread_cond_signal(&engine->wake);
+        pthread_mutex_unlock(&engine->lock);
+        pthread_join(engine->thread, NULL);
+    }
+    kv_index_destroy(engine->index);
+    kv_pool_destroy(engine->pool);
+    kn_kv_destroy(engine->draft_kv);
+    kn_kv_destroy(engine->kv);
+    eng_draft_destroy(engine->draft);
+    eng_codec_destroy(engine->codec);
+    eng_tok_destroy(engine->tok);
+    eng_model_destroy(engine->model);
+    base_buf_deinit(&engine->part_text);
+    free(engine->active);
+    free(engine->plan);
+    free(engine->order);
+    free(engine->row_token);
+    free(engine->row_pos);
+    free(engine->row_seq);
+    free(engine->pick);
+    free(engine->pick_start);
+    free(engine->row_pages);
+    free(engine->logits);
+    free(engine->features);
+    free(engine->scratch);
+    free(engine->draft_inputs);
+    free(engine->draft_lengths);
+    free(engine->draft_tokens);
+    free(engine->draft_confidence);
+    free(engine->slots);
+    free(engine->parts);
+    free(engine->cancels.ids);
+    free(engine->cancels_taken.ids);
+    pthread_cond_destroy(&engine->checked);
+    pthread_cond_destroy(&engine->wake);
+    pthread_mutex_destroy(&engine->index_lock);
+    pthread_mutex_destroy(&engine->lock);
+    free(engine);
+}
+
+const eng_info *eng_get_info(const eng_engine *engine)
+{
+    return &engine->info;
+}
+
+bool eng_check(eng_engine *engine, base_err *err)
+{
+    pthread_mutex_lock(&engine->lock);
+    engine->check_wanted = true;
+    engine->check_done = false;
+    pthread_cond_signal(&engine->wake);
+    while (!engine->check_done)
+        pthread_cond_wait(&engine->checked, &engine->lock);
+    bool result = engine->check_result;
+    if (!result && err != NULL)
+        *err = engine->check_err;
+    pthread_mutex_unlock(&engine->lock);
+    return result;
+}
+
+eng_stats eng_get_stats(const eng_engine *engine)
+{
+#define READ(field) .field = atomic_load_explicit(&engine->stats.field, memory_order_relaxed)
+    return (eng_stats){READ(requests),
+                       READ(finished),
+                       READ(cancelled),
+                       READ(failed),
+                       READ(prompt_tokens),
+                       READ(cached_tokens),
+                       READ(output_tokens),
+                       READ(reasoning_tokens),
+                       READ(drafted),
+                       READ(accepted),
+                       READ(steps),
+                       READ(step_rows),
+                       READ(busy_ns),
+                       READ(evicted_pages),
+                       READ(queued),
+                       READ(running),
+                       READ(prefilling),
+                       READ(pages_free),
+                       READ(index_nodes),
+                       READ(index_pages),
+                       .pages_total = engine->info.page_count};
+#undef READ
+}

@@ -1,0 +1,746 @@
+/* The engine thread and its step loop.
+ *
+ * A request becomes a sequence: prompt tokens (borrowed), output tokens (own), pages, and `run`,
+ * the count of positions whose K/V lie in pages. Known tokens are prompt + output; a sequence whose
+ * known tokens exceed `run` by one decodes, by more it prefills. Forced tokens (a call that
+ * tool_choice demands) and a sequence that was preempted are just more known tokens, so they need
+ * no path of their own.
+ *
+ *   QUEUED --admit: match the prefix, STARTED--> ACTIVE --finish, DONE--> (slot free)
+ *      ^------------- preempt: pages go back, tokens stay -----|
+ *
+ * A step: drain the mailbox, admit, propose drafts, plan rows, run the model, sample each picked
+ * row in order, hand events to the sink, flush. A drafted token is kept only if it equals the
+ * target's own draw at that position, so a draft changes nothing but speed.
+ *
+ * Invariants:
+ *  1. pages[i] of an active sequence covers positions 128i…; the sequence holds one reference on
+ * each.
+ *  2. Rows at positions >= run may hold rejected drafts; they are not counted in `filled` and are
+ * overwritten.
+ *  3. The index lists only rows < run.
+ *
+ * Threads: mailbox and statistics are shared; everything else is the engine thread's. The index has
+ * a lock only because eng_peek_cached reads it from workers. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+#include "engine/base/num.h"
+#include "engine/base/thread.h"
+#include "engine/engine_internal.h"
+
+static uint32_t known(const eng_sequence *seq)
+{
+    return seq->request.token_count + seq->output_count;
+}
+
+static int32_t token_at(const eng_sequence *seq, uint32_t position)
+{
+    return position < seq->request.token_count ? seq->request.tokens[position]
+                                               : seq->output[position - seq->request.token_count];
+}
+
+/* ---- parts of one event ---- */
+
+void eng__add_part(void *ctx, const eng_part *part)
+{
+    eng_sequence *seq = ctx;
+    eng_engine *engine = seq->engine;
+    if (engine->slot_count == engine->slot_max) {
+        uint32_t max = engine->slot_max * 2;
+        eng_part_slot *slots = realloc(engine->slots, max * sizeof *slots);
+        if (slots != NULL)
+            engine->slots = slots;
+        eng_part *parts = realloc(engine->parts, max * sizeof *parts);
+        if (parts != NULL)
+            engine->parts = parts;
+        if (slots == NULL || parts == NULL) {
+            base_fail(&seq->err, BASE_NOMEM, "out of memory for output events");
+            return;
+        }
+        engine->slot_max = max;
+    }
+    /* Neighbours of one kind become one part: a step that accepts eight tokens sends one delta. */
+    eng_part_slot *last = engine->slot_count > 0 ? &engine->slots[engine->slot_count - 1] : NULL;
+    bool joins = last != NULL && last->kind == part->kind && last->call == part->call &&
+                 part->kind != ENG_PART_CALL_BEGIN && part->kind != ENG_PART_CALL_END;
+    size_t offset = engine->part_text.length;
+    base_buf_add(&engine->part_text, part->text, part->length);
+    if (engine->part_text.failed)
+        base_fail(&seq->err, BASE_NOMEM, "out of memory for output text");
+    if (joins)
+        last->length += part->length;
+    else
+        engine->slots[engine->slot_count++] = (eng_part_slot){
+            .kind = part->kind, .call = part->call, .offset = offset, .length = part->length};
+}
+
+static void emit(eng_engine *engine, eng_sequence *seq, eng_event_kind kind)
+{
+    for (uint32_t i = 0; i < engine->slot_count; i++) {
+        const eng_part_slot *slot = &engine->slots[i];
+        engine->parts[i] =
+            (eng_part){.kind = slot->kind,
+                       .call = slot->call,
+                       .text = slot->length > 0 ? engine->part_text.data + slot->offset : "",
+                       .length = slot->length};
+    }
+    eng_event event = {
+        .kind = kind,
+        .id = seq->request.id,
+        .user = seq->request.user,
+        .usage = seq->usage,
+        .tokens = seq->output + seq->told,
+        .token_count = seq->output_count - seq->told,
+        .logprobs = seq->logprobs != NULL ? seq->logprobs + seq->told : NULL,
+        .parts = engine->parts,
+        .part_count = engine->slot_count,
+        .finish = seq->finish,
+        .stop_index = seq->stop_index,
+        .run_tokens = seq->run_tokens,
+        .err = seq->err,
+    };
+    seq->told = seq->output_count;
+    engine->options.sink.event(engine->options.sink.ctx, &event);
+    engine->told_any = true;
+    engine->slot_count = 0;
+    base_buf_clear(&engine->part_text);
+}
+
+/* ---- pages ---- */
+
+/* Makes room for `count` free pages by eviction; false if that many cannot be had now. */
+static bool make_room(eng_engine *engine, uint32_t count)
+{
+    if (kv_pool_free_count(engine->pool) >= count)
+        return true;
+    pthread_mutex_lock(&engine->index_lock);
+    uint32_t freed = kv_index_evict(engine->index, count, base_now_ns());
+    pthread_mutex_unlock(&engine->index_lock);
+    ENG_COUNT(engine, evicted_pages, freed);
+    return kv_pool_free_count(engine->pool) >= count;
+}
+
+static void drop_pages(eng_engine *engine, eng_sequence *seq)
+{
+    for (uint32_t i = 0; i < seq->page_count; i++) {
+        kv_pool_release(engine->pool, seq->pages[i], seq->number);
+        kv_pool_unref(engine->pool, seq->pages[i]);
+    }
+    seq->page_count = 0;
+    seq->run = 0;
+}
+
+/* Lists what has been run, so that others (and this one's next turn) find it. */
+static void list_pages(eng_engine *engine, eng_sequence *seq, int32_t *scratch_tokens)
+{
+    uint32_t count = seq->run;
+    if (count == 0)
+        return;
+    const int32_t *tokens = seq->request.tokens;
+    if (count > seq->request.token_count) {
+        memcpy(scratch_tokens, seq->request.tokens, seq->request.token_count * sizeof *tokens);
+        memcpy(scratch_tokens + seq->request.token_count, seq->output,
+               (count - seq->request.token_count) * sizeof *tokens);
+        tokens = scratch_tokens;
+    }
+    pthread_mutex_lock(&engine->index_lock);
+    kv_index_insert(engine->index, seq->request.space, tokens, count, seq->pages, base_now_ns());
+    pthread_mutex_unlock(&engine->index_lock);
+}
+
+/* A copy of the first `tokens` rows of the sequence's last page, in a page of its own. */
+static bool own_last_page(eng_engine *engine, eng_sequence *seq, uint32_t tokens)
+{
+    uint32_t last = seq->page_count - 1, from = seq->pages[last];
+    if (kv_pool_claim(engine->pool, from, seq->number, tokens))
+        return true;
+    if (!make_room(engine, 1))
+        return false;
+    uint32_t to = kv_pool_alloc(engine->pool, seq->number);
+    if (to == KV_PAGE_NONE)
+        return false;
+    kn_kv_copy_page(engine->kv, to, from, tokens);
+    if (engine->draft_kv != NULL)
+        kn_kv_copy_page(engine->draft_kv, to, from, tokens);
+    kv_pool_set_filled(engine->pool, to, seq->number, tokens);
+    kv_pool_unref(engine->pool, from);
+    seq->pages[last] = to;
+    return true;
+}
+
+/* Pages for positions up to `end`, exclusive. */
+static bool grow_pages(eng_engine *engine, eng_sequence *seq, uint32_t end)
+{
+    uint32_t want = (end + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS;
+    while (seq->page_count < want) {
+        if (!make_room(engine, 1))
+            return false;
+        uint32_t page = kv_pool_alloc(engine->pool, seq->number);
+        if (page == KV_PAGE_NONE)
+            return false;
+        seq->pages[seq->page_count++] = page;
+    }
+    return true;
+}
+
+static void raise_filled(eng_engine *engine, eng_sequence *seq, uint32_t run)
+{
+    uint32_t first = seq->run / KV_PAGE_TOKENS, last = (run - 1) / KV_PAGE_TOKENS;
+    for (uint32_t i = first; i <= last; i++)
+        kv_pool_set_filled(engine->pool, seq->pages[i], seq->number,
+                           (uint32_t)base_min(run - i * KV_PAGE_TOKENS, KV_PAGE_TOKENS));
+    seq->run = run;
+}
+
+/* ---- ending ---- */
+
+static void note_finish(eng_sequence *seq, eng_finish finish)
+{
+    if (seq->finished)
+        return;
+    seq->finished = true;
+    seq->finish = finish;
+}
+
+/* Sends DONE and frees the sequence; its pages have been dealt with. */
+static void close_sequence(eng_engine *engine, eng_sequence *seq)
+{
+    uint64_t now = base_now_ns();
+    if (seq->decoder != NULL)
+        eng_decoder_finish(seq->decoder);
+    seq->usage.prompt_tokens = seq->request.token_count;
+    seq->usage.output_tokens = seq->output_count;
+    seq->usage.reasoning_tokens =
+        seq->decoder != NULL ? eng_decoder_reasoning_tokens(seq->decoder) : 0;
+    seq->usage.decode_ns = seq->first_ns != 0 ? now - seq->first_ns : 0;
+    if (seq->stop_index < 0)
+        seq->run_tokens = seq->output_count;
+    if (seq->err.code != BASE_OK && seq->finish != ENG_FINISH_CANCELLED)
+        seq->finish = ENG_FINISH_ERROR;
+    if (seq->finish == ENG_FINISH_STOP && seq->decoder != NULL &&
+        eng_decoder_calls(seq->decoder) > 0)
+        seq->finish = ENG_FINISH_CALLS;
+    ENG_COUNT(engine, finished, 1);
+    ENG_COUNT(engine, cancelled, seq->finish == ENG_FINISH_CANCELLED);
+    ENG_COUNT(engine, failed, seq->finish == ENG_FINISH_ERROR);
+    ENG_COUNT(engine, reasoning_tokens, seq->usage.reasoning_tokens);
+    emit(engine, seq, ENG_EVENT_DONE);
+    eng__sequence_destroy(seq);
+}
+
+static void retire(eng_engine *engine, uint32_t at)
+{
+    eng_sequence *seq = engine->active[at];
+    list_pages(engine, seq, (int32_t *)engine->scratch);
+    drop_pages(engine, seq);
+    engine->active[at] = engine->active[--engine->active_count];
+    engine->crowded = false;
+    close_sequence(engine, seq);
+}
+
+/* Gives a sequence's pages back and puts it at the head of the queue; it goes on from its exact
+ * tokens later. */
+static void preempt(eng_engine *engine, uint32_t at)
+{
+    eng_sequence *seq = engine->active[at];
+    list_pages(engine, seq, (int32_t *)engine->scratch);
+    drop_pages(engine, seq);
+    engine->active[at] = engine->active[--engine->active_count];
+    seq->draft_count = 0;
+    seq->next = engine->queue_head;
+    engine->queue_head = seq;
+    if (engine->queue_tail == NULL)
+        engine->queue_tail = seq;
+    engine->waiting++;
+    engine->crowded = true;
+    base_log(BASE_LOG_DEBUG, "seq_preempted id=%llu run=%u", (unsigned long long)seq->request.id,
+             seq->run);
+}
+
+/* ---- output ---- */
+
+bool eng__is_end_token(const eng_engine *engine, int32_t token)
+{
+    for (uint32_t i = 0; i < engine->end_token_count; i++)
+        if (engine->end_tokens[i] == token)
+            return true;
+    return false;
+}
+
+static bool is_stop_token(const eng_sequence *seq, int32_t token)
+{
+    for (uint32_t i = 0; i < seq->request.sampling.stop_token_count; i++)
+        if (seq->request.sampling.stop_tokens[i] == token)
+            return true;
+    return false;
+}
+
+static void push_token(eng_engine *engine, eng_sequence *seq, int32_t token)
+{
+    size_t length = 0;
+    const char *bytes = eng_tok_bytes(engine->tok, token, &length);
+    if (bytes == NULL)
+        length = 0;
+    if (!eng_decoder_push(seq->decoder, token, bytes != NULL ? bytes : "", length)) {
+        seq->stop_index = eng_decoder_stop_index(seq->decoder);
+        seq->run_tokens = eng_decoder_whole_tokens(seq->decoder);
+        note_finish(seq, ENG_FINISH_STOP);
+    }
+}
+
+static void store_token(eng_sequence *seq, int32_t token)
+{
+    seq->output[seq->output_count++] = token;
+    if (seq->counts.output != NULL && seq->counts.output[token] < UINT16_MAX)
+        seq->counts.output[token]++;
+}
+
+/* Tokens that nobody sampled; they have logprob 0. */
+static void append_forced(eng_engine *engine, eng_sequence *seq, const int32_t *tokens,
+                          uint32_t count)
+{
+    for (uint32_t i = 0; i < count && !seq->finished; i++) {
+        if (seq->logprobs != NULL)
+            seq->logprobs[seq->output_count] = (eng_logprob){.token = tokens[i]};
+        store_token(seq, tokens[i]);
+        if (eng__is_end_token(engine, tokens[i]))
+            note_finish(seq, ENG_FINISH_STOP);
+        else
+            push_token(engine, seq, tokens[i]);
+        if (seq->output_count == seq->output_max)
+            note_finish(seq, ENG_FINISH_LENGTH);
+    }
+}
+
+/* Whether the call that tool_choice demands is to be opened now: visible text may begin, and none
+ * has been forced. */
+static bool force_due(const eng_sequence *seq)
+{
+    if (seq->force_count == 0 || seq->finished || eng_decoder_in_reasoning(seq->decoder))
+        return false;
+    if (seq->request.thinking != ENG_THINK_ADAPTIVE || seq->output_count > 0)
+        return true;
+    return false; /* adaptive: the first token decides whether there is reasoning */
+}
+
+static void force_call(eng_engine *engine, eng_sequence *seq)
+{
+    if (!force_due(seq))
+        return;
+    uint32_t count = seq->force_count;
+    seq->force_count = 0;
+    append_forced(engine, seq, seq->force, count);
+}
+
+/* Takes one sampled token. False once the sequence is finished. */
+static bool take_token(eng_engine *engine, eng_sequence *seq, int32_t token)
+{
+    store_token(seq, token);
+    bool ends = eng__is_end_token(engine, token) && !seq->request.sampling.ignore_eos;
+    if (ends || is_stop_token(seq, token)) {
+        note_finish(seq, ENG_FINISH_STOP);
+        return false;
+    }
+    push_token(engine, seq, token);
+    if (!seq->finished && seq->request.call_max > 0 &&
+        eng_decoder_calls(seq->decoder) >= seq->request.call_max) {
+        append_forced(engine, seq, seq->close, seq->close_count);
+        note_finish(seq, ENG_FINISH_STOP);
+    }
+    if (!seq->finished && seq->output_count == seq->output_max)
+        note_finish(seq, ENG_FINISH_LENGTH);
+    force_call(engine, seq);
+    return !seq->finished;
+}
+
+/* ---- a step ---- */
+
+/* One STEP event with all that is new: a finished sequence's too, since the parts are kept for one
+ * sequence at a time. */
+static void deliver(eng_engine *engine, eng_sequence *seq)
+{
+    uint32_t fresh = seq->output_count - seq->told;
+    if (fresh == 0)
+        return;
+    ENG_COUNT(engine, output_tokens, fresh);
+    emit(engine, seq, ENG_EVENT_STEP);
+}
+
+static void admit(eng_engine *engine)
+{
+    if (engine->active_count == 0)
+        engine->crowded = false;
+    while (!engine->crowded && engine->queue_head != NULL &&
+           engine->active_count < engine->options.sequences_max) {
+        eng_sequence *seq = engine->queue_head;
+        uint64_t now = base_now_ns();
+        bool late = seq->request.deadline_ns != 0 && now > seq->request.deadline_ns;
+        if (!seq->cancelled && !late) {
+            /* All but the last known token may come from the cache: its row is needed for logits.
+             */
+            uint32_t count = known(seq) - 1;
+            const int32_t *tokens = seq->request.tokens;
+            if (count > seq->request.token_count) {
+                int32_t *joined = engine->scratch;
+                memcpy(joined, seq->request.tokens, seq->request.token_count * sizeof *joined);
+                memcpy(joined + seq->request.token_count, seq->output,
+                       (count - seq->request.token_count) * sizeof *joined);
+                tokens = joined;
+            }
+            pthread_mutex_lock(&engine->index_lock);
+            kv_match match =
+                kv_index_match(engine->index, seq->request.space, tokens, count, seq->pages, now);
+            pthread_mutex_unlock(&engine->index_lock);
+            seq->page_count = match.page_count;
+            seq->run = match.tokens;
+            uint32_t tail = match.tokens % KV_PAGE_TOKENS;
+            uint32_t want =
+                (known(seq) + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS - match.page_count + (tail != 0);
+            /* Wait while others run and free their pages; alone, everything can be evicted. */
+            if ((engine->active_count > 0 && !make_room(engine, want)) ||
+                (tail != 0 && !own_last_page(engine, seq, tail))) {
+                drop_pages(engine, seq);
+                return;
+            }
+        }
+        engine->queue_head = seq->next;
+        if (engine->queue_head == NULL)
+            engine->queue_tail = NULL;
+        engine->waiting--;
+        if (seq->cancelled || late) {
+            note_finish(seq, seq->cancelled ? ENG_FINISH_CANCELLED : ENG_FINISH_DEADLINE);
+            close_sequence(engine, seq);
+            continue;
+        }
+        if (!seq->started) {
+            seq->started = true;
+            seq->admitted_ns = now;
+            seq->usage.prompt_tokens = seq->request.token_count;
+            seq->usage.cached_tokens = seq->run;
+            seq->usage.queue_ns = now - seq->submitted_ns;
+            ENG_COUNT(engine, prompt_tokens, seq->request.token_count);
+            ENG_COUNT(engine, cached_tokens, seq->run);
+            emit(engine, seq, ENG_EVENT_STARTED);
+        }
+        engine->active[engine->active_count++] = seq;
+        force_call(engine, seq);
+        deliver(engine, seq);
+    }
+}
+
+static void propose(eng_engine *engine)
+{
+    uint32_t count = 0;
+    uint32_t block = eng_draft_block(engine->draft);
+    for (uint32_t i = 0; i < engine->active_count; i++) {
+        eng_sequence *seq = engine->active[i];
+        seq->draft_count = 0;
+        if (known(seq) - seq->run != 1 || seq->output_count == 0 ||
+            seq->output_max - seq->output_count < 2)
+            continue;
+        engine->order[count] = i;
+        engine->draft_inputs[count] = (eng_draft_input){
+            .anchor = token_at(seq, seq->run),
+            .anchor_pos = seq->run,
+            .pages = seq->pages,
+            .sampling = &seq->request.sampling,
+            .output_index = seq->output_count,
+        };
+        count++;
+    }
+    if (count == 0 || !eng_spec_worthwhile(&engine->spec, count))
+        return;
+    uint64_t before = base_now_ns();
+    eng_draft_propose(engine->draft, engine->draft_kv, engine->draft_inputs, count, block,
+                      engine->draft_tokens, engine->draft_confidence);
+    eng_spec_observe_draft(&engine->spec, base_now_ns() - before);
+    eng_spec_choose(&engine->spec, engine->draft_lengths, engine->draft_confidence, count, block);
+    for (uint32_t i = 0; i < count; i++) {
+        eng_sequence *seq = engine->active[engine->order[i]];
+        uint32_t room = seq->output_max - seq->output_count - 1;
+        seq->draft_count = (uint32_t)base_min(engine->draft_lengths[i], room);
+        memcpy(seq->draft, engine->draft_tokens + (size_t)i * block,
+               seq->draft_count * sizeof *seq->draft);
+    }
+}
+
+/* Samples the picked rows of one sequence in order, as if tokens came one by one. */
+static void sample_sequence(eng_engine *engine, eng_sequence *seq, uint32_t first_pick,
+                            uint32_t picks, uint32_t run_before)
+{
+    uint32_t accepted = 0;
+    for (uint32_t j = 0; j < picks; j++) {
+        eng_sampler_input input = {
+            .logits = engine->logits + (size_t)(first_pick + j) * engine->config->vocab,
+            .vocab = engine->info.vocab,
+            .sampling = &seq->request.sampling,
+            .counts = &seq->counts,
+            .end_tokens = engine->end_tokens,
+            .end_token_count = engine->end_token_count,
+            .ban = seq->request.tool_choice == ENG_TOOL_NONE ? eng_codec_call_token(engine->codec)
+                                                             : -1,
+            .output_index = seq->output_count,
+        };
+        eng_logprob *logprob = seq->logprobs != NULL ? &seq->logprobs[seq->output_count] : NULL;
+        int32_t token = eng_sample(&input, logprob, engine->scratch);
+        uint32_t before = seq->output_count;
+        bool on = take_token(engine, seq, token);
+        /* A forced call begins behind this token: the drafts behind it are void. */
+        bool forced = seq->output_count != before + 1;
+        if (j + 1 == picks || token != seq->draft[j])
+            break;
+        accepted++;
+        if (!on || forced)
+            break;
+    }
+    if (picks > 1) {
+        seq->usage.drafted += picks - 1;
+        seq->usage.accepted += accepted;
+        ENG_COUNT(engine, drafted, picks - 1);
+        ENG_COUNT(engine, accepted, accepted);
+        eng_spec_observe_round(&engine->spec, picks - 1, accepted + 1);
+    }
+    /* Rows up to the last accepted one count; those behind it hold rejected drafts. */
+    raise_filled(engine, seq, run_before + accepted + 1);
+    seq->usage.steps++;
+}
+
+/* Grants pages to the planned rows; a sequence that gets none is preempted, or makes the youngest
+ * other one go. */
+static bool secure_pages(eng_engine *engine, uint32_t at)
+{
+    eng_sequence *seq = engine->active[at];
+    while (!grow_pages(engine, seq, seq->run + engine->plan[at].rows)) {
+        uint32_t victim = UINT32_MAX;
+        for (uint32_t i = 0; i < engine->active_count; i++)
+            if (i != at && (victim == UINT32_MAX ||
+                            engine->active[i]->number > engine->active[victim]->number))
+                victim = i;
+        if (victim == UINT32_MAX) {
+            base_fail(&seq->err, BASE_NOMEM, "page memory is too small for %u tokens", known(seq));
+            note_finish(seq, ENG_FINISH_ERROR);
+            return false;
+        }
+        if (engine->active[victim]->number < seq->number)
+            victim = at;
+        preempt(engine, victim);
+        return false;
+    }
+    return true;
+}
+
+static void reap(eng_engine *engine)
+{
+    uint64_t now = base_now_ns();
+    for (uint32_t i = engine->active_count; i-- > 0;) {
+        eng_sequence *seq = engine->active[i];
+        if (seq->cancelled)
+            note_finish(seq, ENG_FINISH_CANCELLED);
+        else if (seq->request.deadline_ns != 0 && now > seq->request.deadline_ns)
+            note_finish(seq, ENG_FINISH_DEADLINE);
+        if (seq->finished)
+            retire(engine, i);
+    }
+}
+
+static uint32_t plan_rows(eng_engine *engine)
+{
+    for (uint32_t i = 0; i < engine->active_count; i++) {
+        eng_sequence *seq = engine->active[i];
+        engine->plan[i] = (eng_sched_seq){
+            .need = known(seq) - seq->run, .draft = seq->draft_count, .arrival = seq->number};
+    }
+    eng_sched_limits limits = {.rows_max = engine->options.step_rows_max,
+                               .prefill_chunk = engine->options.prefill_chunk,
+                               .picks_max = engine->picks_max};
+    return eng_sched_plan(engine->plan, engine->active_count, &limits, engine->order);
+}
+
+static void step(eng_engine *engine)
+{
+    uint64_t before = base_now_ns();
+    if (engine->draft != NULL && engine->options.draft_tokens != 0)
+        propose(engine);
+    plan_rows(engine);
+    for (uint32_t i = 0; i < engine->active_count; i++)
+        if (engine->plan[i].rows > 0 && !secure_pages(engine, i))
+            return; /* the set of sequences changed: plan again */
+    uint32_t rows = 0, picks = 0, prefilling = 0;
+    for (uint32_t i = 0; i < engine->active_count; i++) {
+        eng_sequence *seq = engine->active[i];
+        uint32_t n = engine->plan[i].rows, need = engine->plan[i].need;
+        engine->row_pages[i] = seq->pages;
+        engine->pick_start[i] = picks;
+        prefilling += need > 1;
+        for (uint32_t r = 0; r < n; r++) {
+            engine->row_token[rows + r] =
+                r < need ? token_at(seq, seq->run + r) : seq->draft[r - need];
+            engine->row_pos[rows + r] = (int32_t)(seq->run + r);
+            engine->row_seq[rows + r] = i;
+            if (r + 1 >= need)
+                engine->pick[picks++] = rows + r;
+        }
+        rows += n;
+    }
+    if (rows == 0)
+        return;
+    kn_rows batch = {.rows = rows,
+                     .token = engine->row_token,
+                     .pos = engine->row_pos,
+                     .seq = engine->row_seq,
+                     .pages = engine->row_pages};
+    const uint32_t *layers = NULL;
+    uint32_t layer_count = engine->draft != NULL ? eng_draft_features(engine->draft, &layers) : 0;
+    uint64_t forward = base_now_ns();
+    eng_model_forward(engine->model, engine->kv, &batch, engine->pick, picks, engine->logits,
+                      layers, layer_count, engine->features);
+    if (engine->draft != NULL)
+        eng_draft_append(engine->draft, engine->draft_kv, &batch, engine->features);
+    if (prefilling == 0)
+        eng_spec_observe_step(&engine->spec, rows, base_now_ns() - forward);
+    for (uint32_t i = 0; i < engine->active_count; i++) {
+        eng_sequence *seq = engine->active[i];
+        uint32_t n = engine->plan[i].rows, need = engine->plan[i].need;
+        if (n == 0)
+            continue;
+        if (n < need) {
+            raise_filled(engine, seq, seq->run + n);
+            continue;
+        }
+        sample_sequence(engine, seq, engine->pick_start[i], n - need + 1, seq->run + need - 1);
+        if (seq->first_ns == 0) {
+            seq->first_ns = base_now_ns();
+            seq->usage.ttft_ns = seq->first_ns - seq->submitted_ns;
+            seq->usage.prefill_ns = seq->first_ns - seq->admitted_ns;
+            list_pages(engine, seq, (int32_t *)engine->scratch);
+        }
+        deliver(engine, seq);
+    }
+    if (engine->options.slow_step_us > 0)
+        usleep(engine->options.slow_step_us);
+    ENG_COUNT(engine, steps, 1);
+    ENG_COUNT(engine, step_rows, rows);
+    ENG_COUNT(engine, busy_ns, base_now_ns() - before);
+    ENG_GAUGE(engine, prefilling, prefilling);
+}
+
+/* ---- the mailbox ---- */
+
+static void mark_cancelled(eng_engine *engine, uint64_t id)
+{
+    for (uint32_t i = 0; i < engine->active_count; i++)
+        if (engine->active[i]->request.id == id)
+            engine->active[i]->cancelled = true;
+    eng_sequence **link = &engine->queue_head;
+    eng_sequence *last = NULL;
+    while (*link != NULL) {
+        eng_sequence *seq = *link;
+        if (seq->request.id != id) {
+            last = seq;
+            link = &seq->next;
+            continue;
+        }
+        /* Out of the queue at once: it may stand behind others for long. */
+        *link = seq->next;
+        if (engine->queue_tail == seq)
+            engine->queue_tail = last;
+        engine->waiting--;
+        note_finish(seq, ENG_FINISH_CANCELLED);
+        close_sequence(engine, seq);
+        return;
+    }
+}
+
+static bool check_all(eng_engine *engine, base_err *err)
+{
+    if (engine->active_count > 0 || engine->queue_head != NULL)
+        return base_fail(err, BASE_CONFLICT, "%u sequences are running", engine->active_count) ==
+               BASE_OK;
+    pthread_mutex_lock(&engine->index_lock);
+    bool good = kv_pool_check(engine->pool, err) && kv_index_check(engine->index, err);
+    kv_index_stats stats = kv_index_get_stats(engine->index);
+    uint32_t held = kv_pool_page_count(engine->pool) - kv_pool_free_count(engine->pool);
+    pthread_mutex_unlock(&engine->index_lock);
+    if (good && held != stats.pages) {
+        base_fail(err, BASE_CONFLICT, "%u pages are held, the index lists %u", held, stats.pages);
+        return false;
+    }
+    return good;
+}
+
+/* Takes what came in; waits if there is nothing to do. False when the engine is to stop. */
+static bool drain(eng_engine *engine)
+{
+    pthread_mutex_lock(&engine->lock);
+    while (!engine->stop && engine->inbox_head == NULL && engine->cancels.count == 0 &&
+           !engine->check_wanted && engine->active_count == 0 && engine->queue_head == NULL)
+        pthread_cond_wait(&engine->wake, &engine->lock);
+    if (engine->inbox_head != NULL) {
+        if (engine->queue_tail != NULL)
+            engine->queue_tail->next = engine->inbox_head;
+        else
+            engine->queue_head = engine->inbox_head;
+        engine->queue_tail = engine->inbox_tail;
+        engine->inbox_head = engine->inbox_tail = NULL;
+    }
+    __typeof__(engine->cancels) taken = engine->cancels;
+    engine->cancels = engine->cancels_taken;
+    engine->cancels_taken = taken;
+    if (engine->check_wanted) {
+        engine->check_wanted = false;
+        engine->check_err = (base_err)BASE_ERR_INIT;
+        engine->check_result = check_all(engine, &engine->check_err);
+        engine->check_done = true;
+        pthread_cond_broadcast(&engine->checked);
+    }
+    bool on = !engine->stop;
+    pthread_mutex_unlock(&engine->lock);
+    for (uint32_t i = 0; i < taken.count; i++)
+        mark_cancelled(engine, taken.ids[i]);
+    engine->cancels_taken.count = 0;
+    ENG_GAUGE(engine, queued, engine->waiting);
+    return on;
+}
+
+void eng__update_gauges(eng_engine *engine)
+{
+    ENG_GAUGE(engine, running, engine->active_count);
+    ENG_GAUGE(engine, pages_free, kv_pool_free_count(engine->pool));
+    kv_index_stats stats = kv_index_get_stats(engine->index);
+    ENG_GAUGE(engine, index_nodes, stats.nodes);
+    ENG_GAUGE(engine, index_pages, stats.pages);
+}
+
+void *eng__run(void *arg)
+{
+    eng_engine *engine = arg;
+    base_thread_enter(BASE_THREAD_ENGINE, "engine");
+    while (drain(engine)) {
+        admit(engine);
+        reap(engine);
+        if (engine->active_count > 0)
+            step(engine);
+        reap(engine);
+        if (engine->told_any) {
+            engine->told_any = false;
+            eng__update_gauges(engine);
+            engine->options.sink.flush(engine->options.sink.ctx);
+        }
+    }
+    while (engine->active_count > 0) {
+        note_finish(engine->active[0], ENG_FINISH_CANCELLED);
+        retire(engine, 0);
+    }
+    while (engine->queue_head != NULL) {
+        eng_sequence *seq = engine->queue_head;
+        engine->queue_head = seq->next;
+        note_finish(seq, ENG_FINISH_CANCELLED);
+        close_sequence(engine, seq);
+    }
+    engine->options.sink.flush(engine->options.sink.ctx);
+    return NULL;
+}
