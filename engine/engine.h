@@ -1,8 +1,9 @@
 /* engine: prompts in, token events out. The one engine header that the gateway includes.
  *
- * One engine thread owns scheduler, pages and device; it never sees a socket. Requests go in through a bounded mailbox;
- * events come out through the sink, on the engine thread, in order per request. Rendering, tokenizing and decoding are
- * pure functions of immutable tables: any thread may call them. */
+ * One engine thread owns scheduler, pages and device; it never sees a socket. Requests go in
+ * through a bounded mailbox; events come out through the sink, on the engine thread, in order per
+ * request. Rendering, tokenizing and decoding are pure functions of immutable tables: any thread
+ * may call them. */
 #pragma once
 #include "engine/base/arena.h"
 #include "engine/base/buf.h"
@@ -14,7 +15,8 @@ typedef struct eng_engine eng_engine;
 
 typedef enum eng_role {
     ENG_ROLE_ROOT,   /* replaces the identity sentence of the system turn */
-    ENG_ROLE_SYSTEM, /* system or developer: the developer turn if it is the first message, else a developer turn in place */
+    ENG_ROLE_SYSTEM, /* system or developer: the developer turn if it is the first message, else a
+                        developer turn in place */
     ENG_ROLE_USER,
     ENG_ROLE_ASSISTANT,
     ENG_ROLE_TOOL,
@@ -26,55 +28,65 @@ typedef struct eng_text {
 } eng_text;
 
 typedef struct eng_call {
-    eng_text id;        /* not rendered: order is the only link */
+    eng_text id; /* not rendered: order is the only link */
     eng_text name;
     eng_text arguments; /* JSON text of an object; its numbers keep their text */
 } eng_call;
 
 typedef struct eng_item {
     eng_role role;
-    eng_text text;           /* parts already joined without separator */
-    eng_text reasoning;      /* assistant only */
-    const eng_call *calls;   /* assistant only */
+    eng_text text;         /* parts already joined without separator */
+    eng_text reasoning;    /* assistant only */
+    const eng_call *calls; /* assistant only */
     uint32_t call_count;
-    /* Exact tokens of an assistant item that this engine generated: what followed `]~b]ai\n` up to and including the
-     * end-of-turn token (or where it was cut; the codec closes it). When set, nothing of the item is rendered. */
+    /* Exact tokens of an assistant item that this engine generated: what followed `]~b]ai\n` up to
+     * and including the end-of-turn token (or where it was cut; the codec closes it). When set,
+     * nothing of the item is rendered. */
     const int32_t *tokens;
     uint32_t token_count;
 } eng_item;
 
-typedef enum eng_thinking { ENG_THINK_DEFAULT, ENG_THINK_ENABLED, ENG_THINK_DISABLED, ENG_THINK_ADAPTIVE } eng_thinking;
+typedef enum eng_thinking {
+    ENG_THINK_DEFAULT,
+    ENG_THINK_ENABLED,
+    ENG_THINK_DISABLED,
+    ENG_THINK_ADAPTIVE
+} eng_thinking;
 
 typedef struct eng_chat {
     const eng_item *items;
     uint32_t item_count;
-    const eng_text *tools; /* JSON text of each function object {name, description, parameters}, as the client wrote it */
+    const eng_text *tools; /* JSON text of each function object {name, description, parameters}, as
+                              the client wrote it */
     uint32_t tool_count;
     eng_thinking thinking;
-    eng_text effort;       /* absent: no effort line */
+    eng_text effort; /* absent: no effort line */
     bool no_generation_prompt;
-    bool continue_last;    /* the last assistant item is left open for the model to go on */
+    bool continue_last; /* the last assistant item is left open for the model to go on */
 } eng_chat;
 
 typedef struct eng_prompt {
     int32_t *tokens; /* in the arena */
     uint32_t token_count;
-    uint32_t *item_end;      /* [item_count] tokens of the prompt up to and including that item */
+    uint32_t *item_end;       /* [item_count] tokens of the prompt up to and including that item */
     bool starts_in_reasoning; /* the generation prompt ends inside reasoning */
     eng_thinking thinking;    /* with the model's default filled in */
 } eng_prompt;
 
-/* Renders and tokenizes. Text of clients never becomes a special token. Stops with BASE_TOO_LONG as soon as the count
- * passes `token_max` (0: the context window); the text of the error holds both numbers ("maximum context length is N tokens
- * … you requested M", M exact up to 16 windows). `text`, if not NULL, gets the rendered text. Thread: any. */
-base_code eng_render(const eng_engine *engine, eng_prompt *out, const eng_chat *chat, uint32_t token_max, base_buf *text,
-                     base_arena *arena, base_err *err);
-/* Plain text to tokens in the arena; with `specials`, the text of special tokens becomes their id. */
-base_code eng_tokenize(const eng_engine *engine, int32_t **tokens, uint32_t *token_count, eng_text text, bool specials,
-                       uint32_t token_max, base_arena *arena, base_err *err);
+/* Renders and tokenizes. Text of clients never becomes a special token. Stops with BASE_TOO_LONG as
+ * soon as the count passes `token_max` (0: the context window); the text of the error holds both
+ * numbers ("maximum context length is N tokens … you requested M", M exact up to 16 windows).
+ * `text`, if not NULL, gets the rendered text. Thread: any. */
+base_code eng_render(const eng_engine *engine, eng_prompt *out, const eng_chat *chat,
+                     uint32_t token_max, base_buf *text, base_arena *arena, base_err *err);
+/* Plain text to tokens in the arena; with `specials`, the text of special tokens becomes their id.
+ */
+base_code eng_tokenize(const eng_engine *engine, int32_t **tokens, uint32_t *token_count,
+                       eng_text text, bool specials, uint32_t token_max, base_arena *arena,
+                       base_err *err);
 /* Appends the bytes of tokens (may end inside a character). Unknown ids: BASE_INVALID. */
-base_code eng_detokenize(const eng_engine *engine, base_buf *out, const int32_t *tokens, uint32_t token_count,
-                         base_err *err);
+base_code eng_detokenize(const eng_engine *engine, base_buf *out, const int32_t *tokens,
+                         uint32_t token_count, base_err *err);
 
 /* ---- requests ---- */
 
@@ -84,10 +96,10 @@ typedef struct eng_bias {
 } eng_bias;
 
 typedef struct eng_sampling {
-    float temperature; /* 0: greedy */
-    float top_p;       /* 1: off */
-    uint32_t top_k;    /* 0: off */
-    float min_p;       /* 0: off */
+    float temperature;                         /* 0: greedy */
+    float top_p;                               /* 1: off */
+    uint32_t top_k;                            /* 0: off */
+    float min_p;                               /* 0: off */
     float presence_penalty, frequency_penalty; /* over output tokens, OpenAI's definition */
     float repetition_penalty;                  /* over prompt and output, 1: off */
     uint64_t seed;
@@ -101,7 +113,10 @@ typedef struct eng_sampling {
     uint32_t top_logprobs; /* 0-20 */
 } eng_sampling;
 
-#define ENG_SAMPLING_DEFAULT {.temperature = 1, .top_p = 1, .repetition_penalty = 1}
+#define ENG_SAMPLING_DEFAULT                                                                       \
+    {                                                                                              \
+        .temperature = 1, .top_p = 1, .repetition_penalty = 1                                      \
+    }
 #define ENG_TOP_LOGPROBS_MAX 20
 
 typedef enum eng_parse {
@@ -111,7 +126,8 @@ typedef enum eng_parse {
 
 typedef enum eng_tool_choice {
     ENG_TOOL_AUTO,
-    ENG_TOOL_NONE,     /* the token that opens a call block is banned; the prompt keeps its tools, so its cache stays */
+    ENG_TOOL_NONE, /* the token that opens a call block is banned; the prompt keeps its tools, so
+                      its cache stays */
     ENG_TOOL_REQUIRED, /* the opening of a call is forced after reasoning */
     ENG_TOOL_NAMED,    /* the same up to and including tool_name */
 } eng_tool_choice;
@@ -125,16 +141,16 @@ typedef struct eng_request {
     uint32_t max_tokens; /* at least 1; clamped to the window */
     eng_sampling sampling;
     eng_parse parse;
-    bool starts_in_reasoning;    /* from eng_prompt */
-    eng_thinking thinking;       /* from eng_prompt */
-    const eng_text *tools;       /* as in eng_chat, for the types of arguments */
+    bool starts_in_reasoning; /* from eng_prompt */
+    eng_thinking thinking;    /* from eng_prompt */
+    const eng_text *tools;    /* as in eng_chat, for the types of arguments */
     uint32_t tool_count;
     eng_tool_choice tool_choice;
     eng_text tool_name;
-    uint32_t call_max;           /* 0: no bound; 1: parallel_tool_calls false */
-    const eng_text *stops;       /* stop strings, matched in visible text */
+    uint32_t call_max;     /* 0: no bound; 1: parallel_tool_calls false */
+    const eng_text *stops; /* stop strings, matched in visible text */
     uint32_t stop_count;
-    uint64_t deadline_ns;        /* base_now_ns clock; 0: none */
+    uint64_t deadline_ns; /* base_now_ns clock; 0: none */
 } eng_request;
 
 typedef enum eng_part_kind {
@@ -147,7 +163,7 @@ typedef enum eng_part_kind {
 
 typedef struct eng_part {
     eng_part_kind kind;
-    uint32_t call; /* index of the call within the turn */
+    uint32_t call;    /* index of the call within the turn */
     const char *text; /* whole characters of UTF-8 */
     size_t length;
 } eng_part;
@@ -161,9 +177,9 @@ typedef struct eng_logprob {
 } eng_logprob;
 
 typedef enum eng_finish {
-    ENG_FINISH_STOP,      /* end of turn, a stop token or a stop string */
-    ENG_FINISH_CALLS,     /* end of turn with at least one whole call */
-    ENG_FINISH_LENGTH,    /* max_tokens or the window */
+    ENG_FINISH_STOP,   /* end of turn, a stop token or a stop string */
+    ENG_FINISH_CALLS,  /* end of turn with at least one whole call */
+    ENG_FINISH_LENGTH, /* max_tokens or the window */
     ENG_FINISH_CANCELLED,
     ENG_FINISH_DEADLINE,
     ENG_FINISH_ERROR,
@@ -193,8 +209,9 @@ typedef struct eng_event {
     uint32_t part_count;
     /* DONE */
     eng_finish finish;
-    int32_t stop_index; /* which stop string ended it, or -1 */
-    uint32_t run_tokens; /* output tokens that belong to the turn (those before a stop string that are wholly returned) */
+    int32_t stop_index;  /* which stop string ended it, or -1 */
+    uint32_t run_tokens; /* output tokens that belong to the turn (those before a stop string that
+                            are wholly returned) */
     base_err err;        /* ENG_FINISH_ERROR */
 } eng_event;
 
@@ -207,13 +224,13 @@ typedef struct eng_sink {
 /* ---- the engine ---- */
 
 typedef struct eng_options {
-    const char *model;   /* directory, or "random:SHAPE?layers=N&seed=N" */
-    const char *draft;   /* directory; NULL: MODEL/dspark if it exists; "": none */
-    const char *backend; /* "auto" or "cpu" */
-    const char *variant; /* cpu: "auto", "ref", "avx2", "avx512" */
-    const char *kv;      /* "nvfp4", "fp8", "bf16", "f32" */
-    uint32_t threads;    /* 0: one a core */
-    uint64_t kv_bytes;   /* bound of page memory */
+    const char *model;    /* directory, or "random:SHAPE?layers=N&seed=N" */
+    const char *draft;    /* directory; NULL: MODEL/dspark if it exists; "": none */
+    const char *backend;  /* "auto" or "cpu" */
+    const char *variant;  /* cpu: "auto", "ref", "avx2", "avx512" */
+    const char *kv;       /* "nvfp4", "fp8", "bf16", "f32" */
+    uint32_t threads;     /* 0: one a core */
+    uint64_t kv_bytes;    /* bound of page memory */
     uint32_t context_max; /* 0: the model's */
     uint32_t sequences_max, queue_max, step_rows_max, prefill_chunk;
     int32_t draft_tokens; /* 0: off; 1…block: fixed; -1: adaptive */
@@ -222,35 +239,38 @@ typedef struct eng_options {
 } eng_options;
 
 typedef struct eng_info {
-    const char *name;        /* folder name, or the random shape's */
-    const char *backend;     /* "cpu-avx512" … */
+    const char *name;    /* folder name, or the random shape's */
+    const char *backend; /* "cpu-avx512" … */
     const char *kv;
-    char fingerprint[33];    /* of the weights: config, tokenizer, template, headers, sizes, ends of tensors */
-    char numerics[33];       /* backend and reduction version */
-    char template_id[33];    /* of tokenizer and chat template: keys stored token runs */
+    char fingerprint[33]; /* of the weights: config, tokenizer, template, headers, sizes, ends of
+                             tensors */
+    char numerics[33];    /* backend and reduction version */
+    char template_id[33]; /* of tokenizer and chat template: keys stored token runs */
     uint32_t context_max, vocab, layers, hidden;
     uint64_t weight_bytes, page_bytes;
     uint32_t page_count;
-    uint32_t draft_block;    /* 0: no draft */
-    eng_thinking thinking;   /* default */
+    uint32_t draft_block;  /* 0: no draft */
+    eng_thinking thinking; /* default */
 } eng_info;
 
-/* Loads, checks and starts the engine thread. Fails with file, key and reason (BASE_FORMAT, BASE_UNSUPPORTED, BASE_IO,
- * BASE_NOMEM). */
+/* Loads, checks and starts the engine thread. Fails with file, key and reason (BASE_FORMAT,
+ * BASE_UNSUPPORTED, BASE_IO, BASE_NOMEM). */
 base_code eng_create(eng_engine **out, const eng_options *options, base_err *err);
 /* Stops the thread; running requests get DONE with ENG_FINISH_CANCELLED first. */
 void eng_destroy(eng_engine *engine); /* NULL is fine */
 const eng_info *eng_get_info(const eng_engine *engine);
 
-/* Copies what it needs but tokens, tools, stops, bias, stop_tokens and tool_name, which the caller keeps until DONE.
- * BASE_FULL if the queue is full, BASE_INVALID / BASE_TOO_LONG if the request does not fit; no event follows then.
- * Thread: any. */
+/* Copies what it needs but tokens, tools, stops, bias, stop_tokens and tool_name, which the caller
+ * keeps until DONE. BASE_FULL if the queue is full, BASE_INVALID / BASE_TOO_LONG if the request
+ * does not fit; no event follows then. Thread: any. */
 base_code eng_submit(eng_engine *engine, const eng_request *request, base_err *err);
-/* The request ends at the next step boundary with ENG_FINISH_CANCELLED, in the queue and in prefill too; unknown ids are
- * ignored. Thread: any. */
+/* The request ends at the next step boundary with ENG_FINISH_CANCELLED, in the queue and in prefill
+ * too; unknown ids are ignored. Thread: any. */
 void eng_cancel(eng_engine *engine, uint64_t id);
-/* How many of these tokens are cached now; an estimate, for admission. Thread: any; answered from a snapshot lock. */
-uint32_t eng_peek_cached(eng_engine *engine, uint64_t space, const int32_t *tokens, uint32_t token_count);
+/* How many of these tokens are cached now; an estimate, for admission. Thread: any; answered from a
+ * snapshot lock. */
+uint32_t eng_peek_cached(eng_engine *engine, uint64_t space, const int32_t *tokens,
+                         uint32_t token_count);
 
 typedef struct eng_stats {
     uint64_t requests, finished, cancelled, failed;
@@ -260,6 +280,8 @@ typedef struct eng_stats {
     uint32_t pages_free, pages_total, index_nodes, index_pages;
     uint64_t evicted_pages;
 } eng_stats;
-eng_stats eng_get_stats(const eng_engine *engine); /* thread: any; each counter is exact, the set is not a snapshot */
-/* True if no sequence runs and every page is free or in the index, each once. For tests. Thread: any. */
+eng_stats eng_get_stats(
+    const eng_engine *engine); /* thread: any; each counter is exact, the set is not a snapshot */
+/* True if no sequence runs and every page is free or in the index, each once. For tests. Thread:
+ * any. */
 bool eng_check(eng_engine *engine, base_err *err);

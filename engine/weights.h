@@ -1,7 +1,9 @@
-/* eng_files: the tensors of a checkpoint directory: model.safetensors, or shards by model.safetensors.index.json, mapped
- * read-only (format: huggingface/safetensors, 8-byte little-endian header length, JSON header, data).
+/* eng_files: the tensors of a checkpoint directory: model.safetensors, or shards by
+ * model.safetensors.index.json, mapped read-only (format: huggingface/safetensors, 8-byte
+ * little-endian header length, JSON header, data).
  *
- * Every offset, shape and size is checked before a tensor is handed out. Look-up by hash. Thread: load anywhere, read any. */
+ * Every offset, shape and size is checked before a tensor is handed out. Look-up by hash. Thread:
+ * load anywhere, read any. */
 #pragma once
 #include "engine/base/err.h"
 

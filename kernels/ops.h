@@ -176,17 +176,20 @@ typedef struct kn_moe {
     float *route_weights; /* NULL, or [rows, topk] */
 } kn_moe;
 
-/* Window attention of a DSpark draft block: query row r of `rows` belongs to block r / block_rows; it sees all block_rows
- * keys of its own block and, of its context, the entries [lo, hi). Context K/V are float rings the engine owns. */
+/* Window attention of DSpark draft blocks. Query row r belongs to block r / block_rows; it sees all block_rows keys of its
+ * own block (both ways, no causal mask) and the context positions [lo, hi) of its sequence. Context K and V lie in `kv`, a
+ * kn_kv of the draft's own shape (no index keys, BF16 or F32) that is indexed by the same page numbers as the target's, so
+ * that sharing, forks and reuse of target pages carry the draft's context along. Order of the written reduction: the
+ * context's blocks of 128 positions ascending, then the draft block as one more block. */
 typedef struct kn_draft_attend {
-    const float *q;                 /* [rows, q_heads * head_dim] */
-    const float *block_k, *block_v; /* [rows, kv_heads * head_dim] */
-    uint32_t rows, block_rows;
-    uint32_t q_heads, kv_heads, head_dim;
-    const float *const *ctx_k, *const *ctx_v; /* [blocks] ring of ring_rows x [kv_heads * head_dim] */
-    const uint32_t *lo, *hi;                  /* [blocks] positions; entry at pos % ring_rows; hi - lo <= ring_rows */
-    uint32_t ring_rows;
-    float *out;
+    const float *q;                 /* [blocks * block_rows, q_heads * head_dim], normed and rotated */
+    const float *block_k, *block_v; /* [blocks * block_rows, kv_heads * head_dim] */
+    uint32_t blocks, block_rows;
+    uint32_t q_heads, kv_heads, head_dim, layer;
+    const uint32_t *const *pages;   /* [blocks] page table of the block's sequence */
+    const uint32_t *lo, *hi;        /* [blocks] context positions; the block's first row stands at position hi */
+    uint32_t window;                /* 0: none; else row i of a block sees context positions >= hi + i + 1 - window only */
+    float *out;                     /* [blocks * block_rows, q_heads * head_dim] */
 } kn_draft_attend;
 
 /* ---- the table ---- */
@@ -211,7 +214,10 @@ typedef struct kn_ops {
     /* logits[i] = head(norm(x[pick[i]])), i < picks; logits [picks, head->rows]. */
     void (*head)(kn_device *device, float *logits, const float *x, const float *norm, const kn_weight *head,
                  const uint32_t *pick, uint32_t picks, uint32_t hidden, float eps);
-    void (*draft_attend)(kn_device *device, const kn_draft_attend *args);
+    /* Writes K and V [rows, kv_heads * head_dim] (normed and rotated) of one layer at (seq, pos) of the rows, rounded to the
+     * page type. Used for the draft's context. */
+    void (*kv_put)(kn_device *device, kn_kv *kv, const kn_rows *rows, uint32_t layer, const float *k, const float *v);
+    void (*draft_attend)(kn_device *device, const kn_kv *kv, const kn_draft_attend *args);
 } kn_ops;
 
 /* ---- devices ---- */

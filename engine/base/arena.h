@@ -1,7 +1,8 @@
-/* base/arena: memory that is freed all at once; one a request, which travels with it between threads.
+/* base/arena: memory that is freed all at once; one a request, which travels with it between
+ * threads.
  *
- * Blocks double from `first` up to 1 MiB. Out of memory, or a sum past `max`, gives NULL and sets the
- * failed flag, so that a phase of many small allocations may test base_arena_failed once at its
+ * Blocks double from `first` up to 1 MiB. Out of memory, or a sum past `max`, gives NULL and sets
+ * the failed flag, so that a phase of many small allocations may test base_arena_failed once at its
  * end if it checks what it dereferences. Thread: one at a time. */
 #pragma once
 #include "engine/base/err.h"
@@ -11,7 +12,8 @@ typedef struct base_arena base_arena;
 /* `max` bounds the sum of all blocks, in bytes. NULL if memory is used up. */
 base_arena *base_arena_create(size_t first, size_t max);
 void base_arena_destroy(base_arena *arena); /* NULL is fine */
-/* 16-byte aligned, not cleared. NULL if the bound or memory is used up; the failed flag is set then. */
+/* 16-byte aligned, not cleared. NULL if the bound or memory is used up; the failed flag is set
+ * then. */
 void *base_arena_alloc(base_arena *arena, size_t size);
 /* As base_arena_alloc, zeroed, `count` elements of `size`; checked multiplication. */
 void *base_arena_calloc(base_arena *arena, size_t count, size_t size);

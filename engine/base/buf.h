@@ -1,7 +1,8 @@
 /* base/buf: a growing byte buffer with a bound.
  *
- * The caller owns the struct; base_buf_deinit frees the bytes. An append that does not fit `max` or memory sets `failed`
- * and changes nothing else; later appends do nothing, so that one test at the end is enough. Thread: one at a time. */
+ * The caller owns the struct; base_buf_deinit frees the bytes. An append that does not fit `max` or
+ * memory sets `failed` and changes nothing else; later appends do nothing, so that one test at the
+ * end is enough. Thread: one at a time. */
 #pragma once
 #include "engine/base/err.h"
 
@@ -20,7 +21,8 @@ bool base_buf_reserve(base_buf *buf, size_t more);
 void base_buf_add(base_buf *buf, const void *bytes, size_t length);
 void base_buf_puts(base_buf *buf, const char *text);
 void base_buf_printf(base_buf *buf, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Appends `text` as a JSON string with its quotes: ", \ and controls escaped, all else as it stands (UTF-8 is kept). */
+/* Appends `text` as a JSON string with its quotes: ", \ and controls escaped, all else as it stands
+ * (UTF-8 is kept). */
 void base_buf_json_string(base_buf *buf, const char *text, size_t length);
 /* Drops the first `count` bytes. */
 void base_buf_drop(base_buf *buf, size_t count);

@@ -49,13 +49,20 @@ void base_wrap(base_err *err, const char *fmt, ...)
 const char *base_code_name(base_code code)
 {
     static const char *const names[] = {
-        [BASE_OK] = "ok",           [BASE_INVALID] = "invalid",
-        [BASE_TOO_LONG] = "long",   [BASE_NOMEM] = "nomem",
-        [BASE_FULL] = "full",       [BASE_IO] = "io",
-        [BASE_FORMAT] = "format",   [BASE_UNSUPPORTED] = "unsupported",
-        [BASE_NOT_FOUND] = "missing", [BASE_CONFLICT] = "conflict",
-        [BASE_DENIED] = "denied",   [BASE_CANCELLED] = "cancelled",
-        [BASE_TIMEOUT] = "timeout", [BASE_DEVICE] = "device",
+        [BASE_OK] = "ok",
+        [BASE_INVALID] = "invalid",
+        [BASE_TOO_LONG] = "long",
+        [BASE_NOMEM] = "nomem",
+        [BASE_FULL] = "full",
+        [BASE_IO] = "io",
+        [BASE_FORMAT] = "format",
+        [BASE_UNSUPPORTED] = "unsupported",
+        [BASE_NOT_FOUND] = "missing",
+        [BASE_CONFLICT] = "conflict",
+        [BASE_DENIED] = "denied",
+        [BASE_CANCELLED] = "cancelled",
+        [BASE_TIMEOUT] = "timeout",
+        [BASE_DEVICE] = "device",
         [BASE_CLOSED] = "closed",
     };
     return (size_t)code < sizeof names / sizeof *names ? names[code] : "unknown";

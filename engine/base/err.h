@@ -1,7 +1,8 @@
 /* base/err: error codes, error text and checks.
  *
- * A function that can fail returns a base_code and takes a base_err, which may be NULL. The first error wins: base_fail
- * on an error that is already set changes nothing. base_wrap puts context before a text that is set. Thread: any. */
+ * A function that can fail returns a base_code and takes a base_err, which may be NULL. The first
+ * error wins: base_fail on an error that is already set changes nothing. base_wrap puts context
+ * before a text that is set. Thread: any. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -31,9 +32,13 @@ typedef struct base_err {
     char param[48]; /* the request field or configuration key at fault, "" if none */
 } base_err;
 
-#define BASE_ERR_INIT {.code = BASE_OK}
+#define BASE_ERR_INIT                                                                              \
+    {                                                                                              \
+        .code = BASE_OK                                                                            \
+    }
 
-/* Sets `err` unless it is NULL or already set. Returns `code`, so that `return base_fail(...)` reads well. */
+/* Sets `err` unless it is NULL or already set. Returns `code`, so that `return base_fail(...)`
+ * reads well. */
 base_code base_fail(base_err *err, base_code code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 /* As base_fail, naming the request field or key at fault. */

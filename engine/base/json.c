@@ -1,5 +1,6 @@
-/* States: VALUE (a value must come), FIRST_KEY (a key or `}`), KEY (a key must come), COLON is consumed with the key,
- * FIRST_ITEM (a value or `]`), AFTER (`,` or a closing bracket, or the end of the text at depth 0). */
+/* States: VALUE (a value must come), FIRST_KEY (a key or `}`), KEY (a key must come), COLON is
+ * consumed with the key, FIRST_ITEM (a value or `]`), AFTER (`,` or a closing bracket, or the end
+ * of the text at depth 0). */
 #include "engine/base/json.h"
 
 #include <string.h>
@@ -147,7 +148,8 @@ static base_json_kind open_level(base_json *json, bool object)
         return broken(json, "nested too deeply");
     uint32_t level = json->depth++;
     uint8_t bit = (uint8_t)(1u << (level % 8));
-    json->stack[level / 8] = object ? json->stack[level / 8] | bit : json->stack[level / 8] & (uint8_t)~bit;
+    json->stack[level / 8] =
+        object ? json->stack[level / 8] | bit : json->stack[level / 8] & (uint8_t)~bit;
     json->raw = json->text + json->pos++;
     json->raw_length = 1;
     json->state = object ? FIRST_KEY : FIRST_ITEM;

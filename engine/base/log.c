@@ -34,7 +34,8 @@ void base_log(base_log_level level, const char *fmt, ...)
     struct tm tm;
     gmtime_r(&seconds, &tm);
     size_t n = strftime(line, sizeof line, "ts=%Y-%m-%dT%H:%M:%S", &tm);
-    n += (size_t)snprintf(line + n, sizeof line - n, ".%03dZ level=%s ", (int)(now % 1000), names[level]);
+    n += (size_t)snprintf(line + n, sizeof line - n, ".%03dZ level=%s ", (int)(now % 1000),
+                          names[level]);
     va_list args;
     va_start(args, fmt);
     int more = vsnprintf(line + n, sizeof line - n - 1, fmt, args);

@@ -1,6 +1,7 @@
-/* base/rand: counter-based random numbers: a pure function of (seed, stream, index), so that a draw never depends on what
- * was drawn before or by whom. Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11; the
- * known-answer vectors of its Random123 distribution are tests). Thread: any. */
+/* base/rand: counter-based random numbers: a pure function of (seed, stream, index), so that a draw
+ * never depends on what was drawn before or by whom. Philox4x32-10 (Salmon et al., "Parallel random
+ * numbers: as easy as 1, 2, 3", SC11; the known-answer vectors of its Random123 distribution are
+ * tests). Thread: any. */
 #pragma once
 #include <stdint.h>
 

@@ -13,7 +13,8 @@ static size_t expected(unsigned char lead)
     return 0;
 }
 
-/* Whether the second byte may follow the first: shuts out overlong forms, surrogates and values past U+10FFFF. */
+/* Whether the second byte may follow the first: shuts out overlong forms, surrogates and values
+ * past U+10FFFF. */
 static bool second_fits(unsigned char lead, unsigned char second)
 {
     if ((second & 0xC0) != 0x80)
