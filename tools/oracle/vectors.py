@@ -3,7 +3,7 @@
     python3 tools/oracle/vectors.py formats tests/vectors
     python3 tools/oracle/vectors.py ops     tests/vectors
     python3 tools/oracle/vectors.py tiny    tests/vectors
-    python3 tools/oracle/vectors.py nano    tests/vectors config/models/nano TEXT..."""
+    python3 tools/oracle/vectors.py nano    tests/vectors config/models/nano"""
 import os
 import sys
 import time
@@ -13,7 +13,6 @@ import torch
 
 import formats as fmt
 import tensors as st
-from chat import Tokenizer, render
 from model import Cache, Draft, Maths, Model, load_config, to_bf16, to_e4m3
 
 GREEDY = 48
@@ -324,6 +323,32 @@ def draft_vectors(m, draft, ids, greedy, cache, hidden, out, name, full_logits):
     out[n + "rounds"] = np.int32(rounds)
 
 
+def long_ops(m, count, hidden, out, name, select_layers, attend_layers):
+    """Selection and attention of a long prompt from the oracle's own inputs, so that nothing before them matters."""
+    at = torch.arange(count)
+    for i in sorted(set(select_layers + attend_layers)):
+        p = m.project(i, hidden[i - 1], at)
+        ik = kv_rows(p["ik"])
+        half = m.c.index_dim // 2
+        seen = torch.from_numpy(fmt.nvfp4_readback(ik[:, :half], ik[:, half:]))
+        pos = torch.from_numpy(np.unique(np.linspace(0, count - 1, 64 if i in select_layers else 16).astype(np.int64)))
+        iq = to_e4m3(p["iq"][pos])
+        chosen, margin = m.select(m.block_scores(iq, seen, pos), pos)
+        lists = block_lists(chosen.transpose(0, 1), m.c.topk, np.int32, -1)
+        if i in select_layers:
+            n = f"{name}.select.{i}."
+            out.update({n + "iq": iq, n + "ik_rows": ik, n + "pos": pos.int(), n + "blocks": lists,
+                        n + "margin": margin.t()})
+        if i in attend_layers:
+            n = f"{name}.attend.{i}."
+            half = m.c.head_dim // 2
+            k, v, q = kv_rows(p["k"]), kv_rows(p["v"]), to_e4m3(p["q"][pos])
+            read = lambda r: torch.from_numpy(fmt.nvfp4_readback(r[..., :half], r[..., half:]))
+            mask = chosen.repeat_interleave(m.c.block, -1)[..., :count] & (at[None, :] <= pos[:, None])[None]
+            out.update({n + "q": q, n + "k_rows": k.transpose(1, 0, 2), n + "v_rows": v.transpose(1, 0, 2),
+                        n + "pos": pos.int(), n + "blocks": lists, n + "sparse": m.attend(q, read(k), read(v), mask)})
+
+
 def shaken_runs(m, others, ids, base):
     """How far other arithmetic moves the results: logits [fixed rows], selections that change [..], greedy ids kept."""
     _, logits, blocks, _, _, greedy, _ = base
@@ -337,9 +362,10 @@ def shaken_runs(m, others, ids, base):
     return moved, differ, kept
 
 
-def whole_model(path, folder, draft_folder, kv, prompts, full_logits=lambda name: True, pick=True):
+def whole_model(path, folder, draft_folder, kv, prompts, full_logits=lambda name: True, pick=True, more=None):
     """Vectors of one model and page type. prompts: name to candidate id lists. With `pick` the first candidate is taken
-    whose results do not hang on the last bits of float32 sums; else the first one, as it is."""
+    whose results do not hang on the last bits of float32 sums; else the first one, as it is. more: prompt to the layers
+    for `long_ops`."""
     m = Model(folder, kv)
     others = [Shaken(folder, kv, "f32"), Shaken(folder, kv), Shaken(folder, kv), Shaken(folder, kv)]
     others[0].amount = 0.0
@@ -367,6 +393,8 @@ def whole_model(path, folder, draft_folder, kv, prompts, full_logits=lambda name
             "margin": margins, "greedy": np.int32(greedy), "gap": np.float32(gaps), "kept": np.int32([kept])}.items()})
         if draft is not None:
             draft_vectors(m, draft, ids, greedy, cache, hidden, out, name, full_logits(name))
+        if more and name in more:
+            long_ops(m, len(ids), hidden, out, name, *more[name])
         print(f"{os.path.basename(path)} {name}: candidate {tried}, {time.time() - began:.1f} s; noise moves logits by "
               f"{moved.max():.1e}, {differ.sum()} of {differ.size} selections ({loose.sum()} with a margin over 0.01), "
               f"keeps {kept} of {GREEDY} greedy tokens; margins below 0.01: {100 * near:.2f} %", flush=True)
