@@ -1,0 +1,331 @@
+/* The engine as a whole, on a small random model: promises 1 and 2 (cached = uncached, chunked = whole, batched = alone, drafted =
+ * plain, seeded sampling too), cancelling in every phase, forced calls, stop strings, preemption, and that nothing stays behind. */
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/base/clock.h"
+#include "engine/base/rand.h"
+#include "engine/engine.h"
+
+#define MODEL "random:tiny?seed=3"
+#define OUTPUT_MAX 512
+
+typedef struct result {
+    int32_t tokens[OUTPUT_MAX];
+    uint32_t count;
+    char text[16384];
+    size_t text_length;
+    eng_usage usage;
+    eng_finish finish;
+    int32_t stop_index;
+    uint32_t run_tokens;
+    uint32_t started, done, parts_after_done;
+} result;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+
+static void on_event(void *ctx, const eng_event *event)
+{
+    result *r = event->user;
+    pthread_mutex_lock(&lock);
+    if (event->kind == ENG_EVENT_STARTED)
+        r->started++;
+    for (uint32_t i = 0; i < event->token_count && r->count < OUTPUT_MAX; i++)
+        r->tokens[r->count++] = event->tokens[i];
+    for (uint32_t i = 0; i < event->part_count; i++) {
+        const eng_part *part = &event->parts[i];
+        cr_assert_lt(r->text_length + part->length, sizeof r->text);
+        memcpy(r->text + r->text_length, part->text, part->length);
+        r->text_length += part->length;
+        r->parts_after_done += r->done;
+    }
+    if (event->kind == ENG_EVENT_DONE) {
+        r->usage = event->usage;
+        r->finish = event->finish;
+        r->stop_index = event->stop_index;
+        r->run_tokens = event->run_tokens;
+        r->done++;
+    }
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+static void on_flush(void *ctx)
+{
+}
+
+static eng_options options(void)
+{
+    return (eng_options){.model = MODEL,
+                         .backend = "cpu",
+                         .variant = "auto",
+                         .kv = "nvfp4",
+                         .threads = 2,
+                         .kv_bytes = 64 << 20,
+                         .context_max = 2048,
+                         .sequences_max = 8,
+                         .queue_max = 64,
+                         .step_rows_max = 256,
+                         .prefill_chunk = 64,
+                         .draft_tokens = 0,
+                         .sink = {.event = on_event, .flush = on_flush}};
+}
+
+static eng_engine *start(const eng_options *opts)
+{
+    base_err err = BASE_ERR_INIT;
+    eng_engine *engine = NULL;
+    cr_assert_eq(eng_create(&engine, opts, &err), BASE_OK, "%s", err.text);
+    return engine;
+}
+
+/* Ordinary tokens only: the random model's vocabulary begins with its bytes. */
+static void make_prompt(int32_t *tokens, uint32_t count, uint64_t seed)
+{
+    for (uint32_t i = 0; i < count; i++)
+        tokens[i] = (int32_t)(base_rand(seed, 1, i).v[0] % 200);
+}
+
+static void wait_done(result *r, uint32_t count)
+{
+    pthread_mutex_lock(&lock);
+    for (uint32_t i = 0; i < count; i++)
+        while (r[i].done == 0)
+            pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+}
+
+static uint64_t next_id = 1;
+
+static eng_request request(const int32_t *tokens, uint32_t count, uint32_t max_tokens, float temperature, result *r)
+{
+    memset(r, 0, sizeof *r);
+    eng_request req = {.id = next_id++,
+                       .user = r,
+                       .tokens = tokens,
+                       .token_count = count,
+                       .space = 1,
+                       .max_tokens = max_tokens,
+                       .sampling = ENG_SAMPLING_DEFAULT};
+    req.sampling.temperature = temperature;
+    req.sampling.seed = 99;
+    req.sampling.ignore_eos = true;
+    return req;
+}
+
+static void submit(eng_engine *engine, const eng_request *req)
+{
+    base_err err = BASE_ERR_INIT;
+    cr_assert_eq(eng_submit(engine, req, &err), BASE_OK, "%s", err.text);
+}
+
+static void run(eng_engine *engine, const int32_t *tokens, uint32_t count, uint32_t max_tokens, float temperature, result *r)
+{
+    eng_request req = request(tokens, count, max_tokens, temperature, r);
+    submit(engine, &req);
+    wait_done(r, 1);
+}
+
+static void check_clean(eng_engine *engine)
+{
+    base_err err = BASE_ERR_INIT;
+    cr_assert(eng_check(engine, &err), "%s", err.text);
+}
+
+static void same(const result *a, const result *b, const char *what)
+{
+    cr_assert_eq(a->count, b->count, "%s: %u and %u tokens", what, a->count, b->count);
+    cr_assert_eq(memcmp(a->tokens, b->tokens, a->count * sizeof *a->tokens), 0, "%s: tokens differ", what);
+}
+
+#define LENGTHS 6
+static const uint32_t lengths[LENGTHS] = {1, 127, 128, 129, 513, 1000};
+
+Test(eng_engine, cached_chunked_batched_and_plain_agree, .timeout = 240)
+{
+    static int32_t prompts[LENGTHS][1000];
+    static result plain[2][LENGTHS], other[2][LENGTHS];
+    const float temperatures[2] = {0, 0.8f};
+    for (uint32_t i = 0; i < LENGTHS; i++)
+        make_prompt(prompts[i], lengths[i], i);
+    /* Alone, whole prefill. */
+    eng_options opts = options();
+    opts.step_rows_max = 1024;
+    opts.prefill_chunk = 1024;
+    eng_engine *engine = start(&opts);
+    for (int t = 0; t < 2; t++)
+        for (uint32_t i = 0; i < LENGTHS; i++) {
+            run(engine, prompts[i], lengths[i], 64, temperatures[t], &plain[t][i]);
+            cr_assert_eq(plain[t][i].count, 64);
+            cr_assert_eq(plain[t][i].finish, ENG_FINISH_LENGTH);
+            if (t == 1) /* the second pass finds the first one's pages: all but the last token */
+                cr_assert_eq(plain[t][i].usage.cached_tokens, lengths[i] - 1);
+        }
+    /* Cached: the greedy ones again. */
+    for (uint32_t i = 0; i < LENGTHS; i++) {
+        run(engine, prompts[i], lengths[i], 64, 0, &other[0][i]);
+        same(&plain[0][i], &other[0][i], "cached");
+    }
+    check_clean(engine);
+    eng_destroy(engine);
+    /* Another engine: small chunks, all at once, other thread count, nothing cached. */
+    opts = options();
+    opts.step_rows_max = 40;
+    opts.prefill_chunk = 7;
+    opts.threads = 1;
+    engine = start(&opts);
+    for (int t = 0; t < 2; t++) {
+        eng_request reqs[LENGTHS];
+        for (uint32_t i = 0; i < LENGTHS; i++) {
+            reqs[i] = request(prompts[i], lengths[i], 64, temperatures[t], &other[t][i]);
+            reqs[i].space = 10 + (uint64_t)t;
+            submit(engine, &reqs[i]);
+        }
+        wait_done(other[t], LENGTHS);
+        for (uint32_t i = 0; i < LENGTHS; i++)
+            same(&plain[t][i], &other[t][i], "chunked and batched");
+    }
+    check_clean(engine);
+    eng_destroy(engine);
+}
+
+Test(eng_engine, cancels_in_queue_prefill_and_decode, .timeout = 120)
+{
+    static int32_t prompt[1500];
+    static result results[12];
+    make_prompt(prompt, 1500, 5);
+    eng_options opts = options();
+    opts.sequences_max = 2;
+    opts.step_rows_max = 16;
+    opts.prefill_chunk = 8;
+    opts.slow_step_us = 2000;
+    eng_engine *engine = start(&opts);
+    eng_request reqs[12];
+    for (uint32_t i = 0; i < 12; i++) {
+        reqs[i] = request(prompt, i % 2 ? 1500 : 3, 400, 0, &results[i]);
+        submit(engine, &reqs[i]);
+    }
+    uint64_t before = base_now_ns();
+    for (uint32_t i = 12; i-- > 0;)
+        eng_cancel(engine, reqs[i].id);
+    eng_cancel(engine, 123456789); /* unknown: ignored */
+    wait_done(results, 12);
+    cr_assert_lt(base_now_ns() - before, 500000000u, "cancelling took longer than half a second");
+    for (uint32_t i = 0; i < 12; i++) {
+        cr_assert_eq(results[i].finish, ENG_FINISH_CANCELLED);
+        cr_assert_eq(results[i].done, 1);
+    }
+    check_clean(engine);
+    eng_destroy(engine);
+}
+
+Test(eng_engine, preempted_sequences_keep_their_tokens, .timeout = 240)
+{
+    static int32_t prompts[6][700];
+    static result alone[6], crowded[6];
+    eng_options opts = options();
+    eng_engine *engine = start(&opts);
+    uint64_t page_bytes = eng_get_info(engine)->page_bytes;
+    for (uint32_t i = 0; i < 6; i++) {
+        make_prompt(prompts[i], 700, 50 + i);
+        run(engine, prompts[i], 700, 300, 0, &alone[i]);
+    }
+    eng_destroy(engine);
+    opts.kv_bytes = page_bytes * (2048 / 128 + 4); /* two and a half of the six fit */
+    engine = start(&opts);
+    eng_request reqs[6];
+    for (uint32_t i = 0; i < 6; i++) {
+        reqs[i] = request(prompts[i], 700, 300, 0, &crowded[i]);
+        submit(engine, &reqs[i]);
+    }
+    wait_done(crowded, 6);
+    for (uint32_t i = 0; i < 6; i++) {
+        cr_assert_eq(crowded[i].finish, ENG_FINISH_LENGTH);
+        cr_assert_eq(crowded[i].started, 1);
+        same(&alone[i], &crowded[i], "under page pressure");
+    }
+    cr_assert_gt(eng_get_stats(engine).evicted_pages, 0);
+    check_clean(engine);
+    eng_destroy(engine);
+}
+
+Test(eng_engine, refuses_what_does_not_fit, .timeout = 60)
+{
+    static int32_t prompt[3000];
+    static result r[3];
+    make_prompt(prompt, 3000, 1);
+    eng_options opts = options();
+    opts.queue_max = 1;
+    opts.sequences_max = 1;
+    opts.step_rows_max = 4;
+    opts.slow_step_us = 1000;
+    eng_engine *engine = start(&opts);
+    base_err err = BASE_ERR_INIT;
+    eng_request req = request(prompt, 3000, 5, 0, &r[0]);
+    cr_assert_eq(eng_submit(engine, &req, &err), BASE_TOO_LONG);
+    cr_assert_not_null(strstr(err.text, "2048"), "%s", err.text);
+    cr_assert_not_null(strstr(err.text, "3000"), "%s", err.text);
+    err = (base_err)BASE_ERR_INIT;
+    req = request(prompt, 0, 5, 0, &r[0]);
+    cr_assert_eq(eng_submit(engine, &req, &err), BASE_INVALID);
+    err = (base_err)BASE_ERR_INIT;
+    prompt[7] = 1 << 30;
+    req = request(prompt, 100, 5, 0, &r[0]);
+    cr_assert_eq(eng_submit(engine, &req, &err), BASE_INVALID);
+    prompt[7] = 1;
+    /* One runs, one waits, the third is refused. */
+    eng_request a = request(prompt, 100, 200, 0, &r[0]), b = request(prompt, 100, 5, 0, &r[1]);
+    submit(engine, &a);
+    pthread_mutex_lock(&lock);
+    while (r[0].started == 0)
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+    submit(engine, &b);
+    err = (base_err)BASE_ERR_INIT;
+    req = request(prompt, 100, 5, 0, &r[2]);
+    cr_assert_eq(eng_submit(engine, &req, &err), BASE_FULL);
+    wait_done(r, 2);
+    /* max_tokens past the window is clamped. */
+    run(engine, prompt, 2000, 100000, 0, &r[2]);
+    cr_assert_eq(r[2].finish, ENG_FINISH_LENGTH);
+    cr_assert_eq(r[2].count, 48);
+    check_clean(engine);
+    eng_destroy(engine);
+}
+
+Test(eng_engine, stop_strings_and_tokens_end_a_run, .timeout = 60)
+{
+    static int32_t prompt[50];
+    static result whole, cut, by_token;
+    make_prompt(prompt, 50, 8);
+    eng_options opts = options();
+    eng_engine *engine = start(&opts);
+    run(engine, prompt, 50, 60, 0.9f, &whole);
+    /* A stop string taken from the middle of what is said anyway. */
+    eng_text stop = {whole.text + whole.text_length / 2, 3};
+    eng_request req = request(prompt, 50, 60, 0.9f, &cut);
+    req.stops = &stop;
+    req.stop_count = 1;
+    submit(engine, &req);
+    wait_done(&cut, 1);
+    cr_assert_eq(cut.finish, ENG_FINISH_STOP);
+    cr_assert_eq(cut.stop_index, 0);
+    char *first = memmem(whole.text, whole.text_length, stop.data, stop.length);
+    cr_assert_eq(cut.text_length, (size_t)(first - whole.text), "text ends before the stop string");
+    cr_assert_eq(memcmp(cut.text, whole.text, cut.text_length), 0);
+    cr_assert_leq(cut.run_tokens, cut.count);
+    int32_t token = whole.tokens[20];
+    req = request(prompt, 50, 60, 0.9f, &by_token);
+    req.sampling.stop_tokens = &token;
+    req.sampling.stop_token_count = 1;
+    submit(engine, &req);
+    wait_done(&by_token, 1);
+    cr_assert_eq(by_token.finish, ENG_FINISH_STOP);
+    cr_assert_eq(by_token.tokens[by_token.count - 1], token);
+    cr_assert_leq(by_token.count, 21);
+    check_clean(engine);
+    eng_destroy(engine);
+}
