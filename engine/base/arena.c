@@ -54,6 +54,9 @@ void *base_arena_alloc(base_arena *arena, size_t size)
     block *b = arena->head;
     if (b == NULL || b->size - b->used < need) {
         size_t data = base_max(need, arena->next_size), whole, total;
+        size_t left = arena->max - arena->total;
+        if (left > sizeof *b && data > left - sizeof *b)
+            data = base_max(need, left - sizeof *b); /* the last block is what the bound leaves */
         if (!base_add(&whole, data, sizeof *b) || !base_add(&total, arena->total, whole) ||
             total > arena->max || (b = malloc(whole)) == NULL) {
             arena->failed = true;
@@ -84,7 +87,12 @@ void *base_arena_calloc(base_arena *arena, size_t count, size_t size)
 
 char *base_arena_copy(base_arena *arena, const void *bytes, size_t length)
 {
-    char *out = length == SIZE_MAX ? NULL : base_arena_alloc(arena, length + 1);
+    size_t size;
+    if (!base_add(&size, length, 1)) {
+        arena->failed = true;
+        return NULL;
+    }
+    char *out = base_arena_alloc(arena, size);
     if (out == NULL)
         return NULL;
     if (length > 0)

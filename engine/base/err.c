@@ -5,6 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/utf8.h"
+
+/* A text may quote what a client sent and travels in JSON: it is not cut inside a character. */
+static void cut(char *text)
+{
+    text[base_utf8_complete(text, strlen(text))] = '\0';
+}
+
 static void set(base_err *err, base_code code, const char *param, const char *fmt, va_list args)
 {
     if (err == NULL || err->code != BASE_OK)
@@ -12,6 +20,8 @@ static void set(base_err *err, base_code code, const char *param, const char *fm
     err->code = code;
     vsnprintf(err->text, sizeof err->text, fmt, args);
     snprintf(err->param, sizeof err->param, "%s", param);
+    cut(err->text);
+    cut(err->param);
 }
 
 base_code base_fail(base_err *err, base_code code, const char *fmt, ...)
@@ -44,6 +54,7 @@ void base_wrap(base_err *err, const char *fmt, ...)
     snprintf(joined, sizeof joined, "%s: %s", context, err->text);
     joined[sizeof err->text - 1] = '\0';
     memcpy(err->text, joined, sizeof err->text);
+    cut(err->text);
 }
 
 const char *base_code_name(base_code code)

@@ -1,4 +1,5 @@
-/* What the tree promises, one claim a test. The randomized comparison with a naive model is test_index_model.c. */
+/* What the tree promises, one claim a test. The randomized comparison with a naive model is
+ * test_index_model.c. */
 #include <criterion/criterion.h>
 
 #include <signal.h>
@@ -53,7 +54,8 @@ static seq *seq_make(void)
     return s;
 }
 
-/* Continues a cached prefix of another sequence's tokens: takes the last page over, or a copy of its rows. */
+/* Continues a cached prefix of another sequence's tokens: takes the last page over, or a copy of
+ * its rows. */
 static uint32_t seq_reuse(seq *s, const int32_t *tokens, uint32_t count, uint64_t now)
 {
     kv_match m = kv_index_match(tree, SPACE, tokens, count, s->pages, now);
@@ -80,7 +82,8 @@ static void seq_add(seq *s, int32_t token)
         s->pages[s->page_count++] = page;
     }
     s->tokens[s->count++] = token;
-    kv_pool_set_filled(pool, s->pages[s->page_count - 1], s->owner, (s->count - 1) % KV_PAGE_TOKENS + 1);
+    kv_pool_set_filled(pool, s->pages[s->page_count - 1], s->owner,
+                       (s->count - 1) % KV_PAGE_TOKENS + 1);
 }
 
 /* `count` tokens that differ from those of any other `from`. */
@@ -573,7 +576,8 @@ Test(kv_index_cases, B104_branch_from_a_long_shared_prefix)
     cr_assert_eq(seq_reuse(b, a->tokens, 1000, 2), 1000);
     seq_add_range(b, 6000, 300);
     cr_assert(seq_insert(b, 3));
-    cr_assert_eq(used - kv_pool_free_count(pool), 4, "the copy of the page at the branch and three more");
+    cr_assert_eq(used - kv_pool_free_count(pool), 4,
+                 "the copy of the page at the branch and three more");
     seq_add_range(a, 7000, 10);
     cr_assert_eq(peek(a, 1310), 1300);
     cr_assert_eq(peek(b, 1300), 1300);

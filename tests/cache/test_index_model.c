@@ -1,10 +1,12 @@
 /* The tree and the pool against a naive model under random work.
  *
- * The model is a list of token arrays, each with the page of every token, plus what each page's rows really hold, written
- * down when a sequence "computes" them. A match must be the longest common prefix over the list, its pages the ones that
- * the list gives for the last matched token of each slot, and their rows the prompt itself. Few distinct tokens and a small
- * pool make splits inside pages, shared tails and eviction frequent. After an eviction the model checks what must still be
- * there (used and pinned parts, everything if enough was free) and then follows the tree's length of each entry.
+ * The model is a list of token arrays, each with the page of every token, plus what each page's
+ * rows really hold, written down when a sequence "computes" them. A match must be the longest
+ * common prefix over the list, its pages the ones that the list gives for the last matched token of
+ * each slot, and their rows the prompt itself. Few distinct tokens and a small pool make splits
+ * inside pages, shared tails and eviction frequent. After an eviction the model checks what must
+ * still be there (used and pinned parts, everything if enough was free) and then follows the tree's
+ * length of each entry.
  *
  * WHIMBREL_TEST_SEED and WHIMBREL_TEST_OPS choose another run; a failure prints its seed. */
 #include <criterion/criterion.h>
@@ -79,7 +81,8 @@ static uint32_t common(const int32_t *a, uint32_t a_count, const int32_t *b, uin
     return i;
 }
 
-static uint32_t model_match(uint64_t space, const int32_t *tokens, uint32_t count, const entry **best)
+static uint32_t model_match(uint64_t space, const int32_t *tokens, uint32_t count,
+                            const entry **best)
 {
     uint32_t longest = 0;
     *best = NULL;
@@ -102,8 +105,8 @@ static void model_tidy(void)
         bool covered = entries[i]->count == 0;
         for (uint32_t j = 0; !covered && j < entry_count; j++)
             covered = j != i && entries[j]->space == entries[i]->space &&
-                      common(entries[i]->tokens, entries[i]->count, entries[j]->tokens, entries[j]->count) ==
-                          entries[i]->count &&
+                      common(entries[i]->tokens, entries[i]->count, entries[j]->tokens,
+                             entries[j]->count) == entries[i]->count &&
                       (entries[j]->count > entries[i]->count || j < i);
         if (covered) {
             free(entries[i]);
@@ -178,7 +181,8 @@ static void evict(uint32_t want)
     MUST(after - before == freed);
     MUST(after <= (before > want ? before : want));
     for (uint32_t i = 0; i < entry_count; i++) {
-        uint32_t left = kv_index_peek(tree, entries[i]->space, entries[i]->tokens, entries[i]->count);
+        uint32_t left =
+            kv_index_peek(tree, entries[i]->space, entries[i]->tokens, entries[i]->count);
         MUST(left >= protects[i]);
         MUST(before < want || left == entries[i]->count);
     }
@@ -186,7 +190,8 @@ static void evict(uint32_t want)
         entries[i]->count =
             kv_index_peek(tree, entries[i]->space, entries[i]->tokens, entries[i]->count);
     model_tidy();
-    /* If too little could go, every end that is left is in use. (Two pins on one edge may keep more than each alone.) */
+    /* If too little could go, every end that is left is in use. (Two pins on one edge may keep more
+     * than each alone.) */
     if (after < want && !any_pin())
         for (uint32_t i = 0; i < entry_count; i++)
             MUST(in_use(entries[i]->page_of[entries[i]->count - 1]));
@@ -419,7 +424,8 @@ static void run(uint32_t nodes)
         if (i % 16 == 0)
             check();
     }
-    cr_log_info("seed %lu: %lu operations: %u starts, %u appends, %u inserts, %u looks, %u pins, %u evictions, "
+    cr_log_info("seed %lu: %lu operations: %u starts, %u appends, %u inserts, %u looks, %u pins, "
+                "%u evictions, "
                 "%u claims, %u full trees, %lu pages evicted",
                 seed, ops, done[0], done[1], done[2], done[3], done[4], done[5], done[6], done[7],
                 kv_index_get_stats(tree).evicted_pages);

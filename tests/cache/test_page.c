@@ -81,7 +81,8 @@ Test(kv_pool, one_sequence_may_append_at_a_time)
     cr_assert(kv_pool_claim(pool, page, 6, 100));
     kv_pool_set_filled(pool, page, 6, KV_PAGE_TOKENS);
     kv_pool_release(pool, page, 6);
-    cr_assert_not(kv_pool_claim(pool, page, 7, KV_PAGE_TOKENS), "a full page has nothing to append to");
+    cr_assert_not(kv_pool_claim(pool, page, 7, KV_PAGE_TOKENS),
+                  "a full page has nothing to append to");
     check(pool);
     kv_pool_destroy(pool);
 }
@@ -121,7 +122,8 @@ Test(kv_pool, sizes_that_cannot_be_are_refused)
 
 Test(kv_layout, record_is_the_sum_of_its_planes)
 {
-    kv_plane planes[] = {{KV_PLANE_K, 0, 0, 72}, {KV_PLANE_V, 0, 0, 72}, {KV_PLANE_INDEX, 0, 0, 36}};
+    kv_plane planes[] = {
+        {KV_PLANE_K, 0, 0, 72}, {KV_PLANE_V, 0, 0, 72}, {KV_PLANE_INDEX, 0, 0, 36}};
     kv_layout layout;
     cr_assert_eq(kv_layout_init(&layout, planes, 3, NULL), BASE_OK);
     cr_assert_eq(layout.record_bytes, (72 + 72 + 36) * 128);
