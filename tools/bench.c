@@ -563,6 +563,7 @@ static char *exchange(int fd, const char *request, size_t length, char *buffer, 
 static size_t make_request(char *out, size_t size, const char *filler, int serial)
 {
     char body[4096];
+    const char *slash = strrchr(opt.model, '/'), *name = slash != NULL ? slash + 1 : opt.model;
     int n = snprintf(
         body, sizeof body,
         "{\"model\":\"%s\",\"max_tokens\":1,\"temperature\":0,\"messages\":[{\"role\":\"system\","
