@@ -34,7 +34,10 @@ const char *gw_exchange_body(const gw_exchange *exchange, size_t *length);
 const char *gw_exchange_authority(const gw_exchange *exchange); /* Host or :authority, "" if none */
 const char *gw_exchange_id(const gw_exchange *exchange);        /* "req_" and 24 hex digits: x-request-id of the answer */
 const char *gw_exchange_remote(const gw_exchange *exchange);    /* address text */
-gw_listener gw_exchange_listener(const gw_exchange *exchange);
+gw_listener gw_exchange_listener(const gw_exchange *exchange); /* the TLS port is GW_LISTENER_PUBLIC too */
+/* A static text that the exchange carries to `ended`: the route, for the log and the metrics. "" at first. */
+void gw_exchange_set_label(gw_exchange *exchange, const char *label);
+const char *gw_exchange_label(const gw_exchange *exchange);
 int gw_exchange_http_major(const gw_exchange *exchange); /* 1 or 2 */
 gw_loop *gw_exchange_loop(const gw_exchange *exchange);
 
@@ -62,9 +65,19 @@ void gw_stream_abort(gw_exchange *exchange);
 /* Called for every complete request, on the loop's thread; must answer now or keep the exchange and answer later. */
 typedef void (*gw_handler)(void *ctx, gw_exchange *exchange);
 
+/* How an exchange went, for the log and the metrics. */
+typedef struct gw_exchange_end {
+    int status; /* 0: none was sent */
+    bool gone;  /* the client left before the answer was handed over */
+    uint64_t body_bytes, sent_bytes;
+    uint64_t duration_ns; /* request complete to the end */
+} gw_exchange_end;
+
 typedef struct gw_server_options {
     const struct gw_conf *conf;
     gw_handler handler;
+    /* Called once for every exchange, on the loop's thread, as the last thing; may only read it. May be NULL. */
+    void (*ended)(void *ctx, gw_exchange *exchange, const gw_exchange_end *end);
     void *ctx;
 } gw_server_options;
 
@@ -73,10 +86,12 @@ base_code gw_server_create(gw_server **out, const gw_server_options *options, ba
 void gw_server_start(gw_server *server);
 /* The address that was bound, "127.0.0.1:8080"; port 0 is replaced by what the system chose. NULL if that listener is off. */
 const char *gw_server_address(const gw_server *server, gw_listener listener);
+const char *gw_server_tls_address(const gw_server *server); /* as above, of the TLS port */
 uint32_t gw_server_loop_count(const gw_server *server);
 /* Stops accepting, tells clients (GOAWAY, idle HTTP/1.1 connections closed), waits for running exchanges until
  * `deadline_ms`, then closes what is left. Blocks. */
 void gw_server_drain(gw_server *server, uint32_t deadline_ms);
+/* Runs the messages that still wait, then ends the loops; nobody may post from here on. NULL is fine. */
 void gw_server_destroy(gw_server *server);
 
 typedef struct gw_server_stats {
