@@ -1,0 +1,67 @@
+// kill -9 in the middle: every turn whose end was told is in the ledger with its tokens, and the server starts again.
+import assert from 'node:assert/strict';
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { check, connect, finish, h2stream, ledger, post, sleep, startServer, word } from './lib.mjs';
+
+const data = mkdtempSync(join(tmpdir(), 'whimbrel-kill-'));
+const rounds = process.env.WHIMBREL_LONG ? 50 : 5;
+const told = new Map(); // response id -> completion tokens
+const first = {};
+
+await check(`${rounds} rounds of kill -9 under load lose no told turn`, async () => {
+  for (let round = 0; round < rounds; round++) {
+    const server = await startServer({ data });
+    if (round === 0) {
+      first.messages = [{ role: 'user', content: `hello from ${word()}` }];
+      const r = await post(server.url, '/v1/chat/completions', { model: 'nano', temperature: 0, messages: first.messages });
+      first.messages.push(r.json.choices[0].message, { role: 'user', content: 'Thanks a lot!' });
+      first.tokens = r.json.usage.prompt_tokens + r.json.usage.completion_tokens;
+      told.set(r.json.id, r.json.usage.completion_tokens);
+    }
+    const session = await connect(server.url);
+    session.on('error', () => {});
+    const run = async () => {
+      for (;;) {
+        let id, usage, ended = false;
+        const done = h2stream(session, '/v1/chat/completions', {
+          model: 'nano', stream: true, stream_options: { include_usage: true }, max_tokens: 30, temperature: 1,
+          messages: [{ role: 'user', content: `hello ${word()}` }] },
+        { onRecord(record) {
+          if (record === '[DONE]') return;
+          id = record.id;
+          if (record.choices[0]?.finish_reason) { ended = true; told.set(id, undefined); }
+          if (record.usage) { usage = record.usage; told.set(id, usage.completion_tokens); }
+        } });
+        await done;
+        assert.ok(ended);
+      }
+    };
+    const load = Promise.allSettled(Array.from({ length: 6 }, run));
+    await sleep(300 + Math.random() * 700);
+    await server.kill9();
+    await load;
+    session.destroy();
+  }
+  const rows = ledger(data, "select response_id, output_tokens, status from turns");
+  const known = new Map(rows.map((r) => [r.response_id, r]));
+  for (const [id, tokens] of told) {
+    assert.ok(known.has(id), `told turn ${id} is not in the ledger`);
+    if (tokens !== undefined) assert.equal(known.get(id).output_tokens, tokens);
+  }
+  console.log(`  ${told.size} told turns, ${rows.length} rows`);
+  assert.ok(told.size > rounds);
+});
+
+await check('after the restart a session goes on from its exact tokens', async () => {
+  const server = await startServer({ data });
+  const r = await post(server.url, '/v1/chat/completions', { model: 'nano', temperature: 0, messages: first.messages });
+  assert.equal(r.status, 200);
+  const again = await post(server.url, '/v1/chat/completions', { model: 'nano', temperature: 0, messages: first.messages });
+  assert.ok(again.json.usage.prompt_tokens_details.cached_tokens >= first.tokens - 1);
+  assert.equal(again.json.choices[0].message.content, r.json.choices[0].message.content);
+  await server.stop();
+});
+rmSync(data, { recursive: true, force: true });
+finish();
