@@ -1,0 +1,87 @@
+/* cpu/device: what the cpu's operations share: threads, scratch, and where a page's planes are.
+ *
+ * All scratch is sized and taken by kn_device_create. Private to kernels/cpu. */
+#pragma once
+#include "kernels/cpu/pool.h"
+#include "kernels/ops.h"
+
+#define CPU_TOPK_MAX 64 /* experts or blocks chosen by one row */
+#define CPU_HEAD_DIM_MAX 512
+#define CPU_GROUP_HEADS_MAX 128 /* query heads on one kv head */
+#define CPU_INDEX_HEADS_MAX 64
+#define CPU_GROUP_ROWS 64   /* rows that share one decoded block in attention and selection */
+#define CPU_TILE_OUTS 32    /* most outputs of a matrix that one piece of work computes */
+#define CPU_TILE_MIN 4      /* … and the fewest */
+#define CPU_PANEL_COLS 1024 /* columns of a matrix that are decoded at a time */
+#define CPU_PANEL_ROWS 128  /* rows whose accumulators wait between two panels */
+
+/* One thread's scratch; every pointer is 64-aligned. */
+typedef struct cpu_thread {
+    float *tile;              /* decoded weights: [CPU_TILE_OUTS, CPU_PANEL_COLS], of ref one row */
+    float *waiting;           /* [CPU_PANEL_ROWS, CPU_TILE_OUTS, 16] accumulators */
+    float *y0, *y1, *y2;      /* [rows_max, CPU_TILE_OUTS] each */
+    float *block_k, *block_v; /* [CPU_HEAD_DIM_MAX * KN_BLOCK_TOKENS] each */
+    float *p;                 /* [CPU_GROUP_HEADS_MAX * KN_BLOCK_TOKENS] */
+    float *m, *l;             /* [CPU_GROUP_ROWS * CPU_GROUP_HEADS_MAX] each */
+} cpu_thread;
+
+typedef struct cpu_device {
+    kn_device base;
+    kn_pool *pool;
+    uint32_t rows_max, width_max, context_max;
+    size_t tile_floats;     /* of cpu_thread.tile */
+    size_t wide_floats;     /* of `wide` */
+    size_t score_floats;    /* of `scores` */
+    float *normed;          /* [rows_max * width_max] */
+    float *logits;          /* [rows_max * width_max]: router */
+    float *wide;            /* at least [rows_max * 3 * width_max]: projections, activations */
+    float *scores;          /* block scores; of ref: two doubles a position */
+    int32_t *route_ids;     /* [rows_max * CPU_TOPK_MAX] */
+    float *route_weights;   /* the same */
+    uint32_t *slot_rows;    /* the same: rows of a step, by expert */
+    float *slot_weights;    /* the same */
+    uint32_t *expert_first; /* [width_max + 2]: first slot of an expert */
+    uint32_t *piece_first;  /* [width_max + 2]: first piece of work of an expert */
+    uint32_t *groups; /* [rows_max + 1]: first row of each run of rows that share a sequence */
+    cpu_thread *threads;
+    void *memory; /* all of the above */
+    size_t memory_bytes;
+} cpu_device;
+
+static inline cpu_device *cpu_of(kn_device *device)
+{
+    return device->impl;
+}
+
+/* `ops` is one of the tables below. Fails: BASE_INVALID, BASE_NOMEM, BASE_IO. */
+base_code kn_cpu_device_create(kn_device **out, const kn_ops *ops, const kn_device_options *options,
+                               base_err *err);
+
+extern const kn_ops kn_cpu_ops_ref, kn_cpu_ops_avx2, kn_cpu_ops_avx512;
+
+/* kn_nvfp4_read by scale byte and nibble; filled when the first device is created. */
+extern float kn_cpu_nvfp4_table[256][16];
+
+/* ---- pages ---- */
+
+struct kn_kv {
+    kn_kv_shape shape;
+    size_t page_bytes;
+    size_t layer_offset[KN_LAYERS_MAX];
+    uint32_t row_bytes, index_row_bytes;
+    uint8_t *pages;
+    size_t bytes;
+};
+
+/* First byte of a plane: KN_PAGE_TOKENS rows of kn_kv_row_bytes. A page holds layer by layer the K
+ * heads, the V heads and, where the layer has one, the index plane: the order of the records on
+ * disk. */
+static inline uint8_t *cpu_kv_plane(const kn_kv *kv, uint32_t page, uint32_t layer,
+                                    kn_plane_kind kind, uint32_t head)
+{
+    const size_t plane = kind == KN_PLANE_K   ? head
+                         : kind == KN_PLANE_V ? kv->shape.kv_heads + head
+                                              : 2 * kv->shape.kv_heads;
+    return kv->pages + page * kv->page_bytes + kv->layer_offset[layer] +
+           plane * kv->row_bytes * (size_t)KN_PAGE_TOKENS;
+}
