@@ -32,9 +32,10 @@
 #include "engine/base/num.h"
 #include "engine/base/thread.h"
 
-/* Pages compared by one memcmp: long enough for its speed, short enough to look for the difference
- * afterwards. */
-#define COMPARE_PAGES_MAX 8
+/* How far ahead of the comparison tokens are asked for: pages of one edge lie anywhere in memory,
+ * and one page's 512 bytes are too short for the processor to guess the next. */
+#define PREFETCH_PAGES 8
+#define CACHE_LINE_BYTES 64
 
 /* A place in the tree: `in_edge` tokens into the edge of `at`, `depth` tokens from the start. */
 typedef struct cursor {
@@ -234,36 +235,61 @@ static uint32_t drop_last_page(kv_index *index, kv_node *node)
 
 /* ---- walking ---- */
 
+/* The pages under the first `length` tokens of an edge, one after the other. */
+typedef struct page_walk {
+    const kv_run *run;
+    uint32_t slot, left;
+} page_walk;
+
+static page_walk pages_under(const kv_index *index, const kv_node *node, uint32_t length)
+{
+    return (page_walk){.run = &index->runs[node->run_first],
+                       .slot = node->run_start,
+                       .left = slots_touched(node->from, length)};
+}
+
+/* There is one: walk->left > 0. */
+static uint32_t next_page(const kv_index *index, page_walk *walk)
+{
+    uint32_t page = walk->run->pages[walk->slot];
+    if (--walk->left > 0 && ++walk->slot == KV_RUN_PAGES) {
+        walk->run = &index->runs[walk->run->next];
+        walk->slot = 0;
+        if (walk->left > KV_RUN_PAGES)
+            __builtin_prefetch(&index->runs[walk->run->next]);
+    }
+    return page;
+}
+
+static void prefetch_rows(const kv_index *index, uint32_t page)
+{
+    const char *rows = (const char *)rows_of(index, page);
+    for (uint32_t i = 0; i < KV_PAGE_TOKENS * sizeof(int32_t); i += CACHE_LINE_BYTES)
+        __builtin_prefetch(rows + i);
+}
+
 /* How many of tokens[0..count) the edge begins with. */
 static uint32_t common_length(const kv_index *index, const kv_node *node, const int32_t *tokens,
                               uint32_t count)
 {
     uint32_t limit = count < node->length ? count : node->length;
-    uint32_t done = 0, row = row_of(node->from), slot = node->run_start;
-    const kv_run *run = &index->runs[node->run_first];
+    uint32_t done = 0, row = row_of(node->from);
+    page_walk here = pages_under(index, node, limit), ahead = here;
+    for (uint32_t i = 0; i < PREFETCH_PAGES && ahead.left > 0; i++)
+        prefetch_rows(index, next_page(index, &ahead));
     while (done < limit) {
-        uint32_t page = run->pages[slot], pages = 0, span = 0;
-        /* Neighbouring pages have neighbouring tokens. */
-        do {
-            uint32_t room = KV_PAGE_TOKENS - (pages == 0 ? row : 0);
-            span += room < limit - done - span ? room : limit - done - span;
-            pages++;
-            if (++slot == KV_RUN_PAGES) {
-                slot = 0;
-                if (run->next != KV_NODE_NONE) {
-                    run = &index->runs[run->next];
-                    if (run->next != KV_NODE_NONE)
-                        __builtin_prefetch(&index->runs[run->next]);
-                }
-            }
-        } while (done + span < limit && pages < COMPARE_PAGES_MAX &&
-                 run->pages[slot] == page + pages);
-        const int32_t *have = rows_of(index, page) + row;
+        if (ahead.left > 0)
+            prefetch_rows(index, next_page(index, &ahead));
+        const int32_t *have = rows_of(index, next_page(index, &here)) + row;
+        uint32_t span = KV_PAGE_TOKENS - row;
+        if (span > limit - done)
+            span = limit - done;
         if (memcmp(have, tokens + done, span * sizeof *have) != 0) {
-            uint32_t i = 0;
-            while (have[i] == tokens[done + i])
-                i++;
-            return done + i;
+            while (*have == tokens[done]) {
+                have++;
+                done++;
+            }
+            return done;
         }
         done += span;
         row = 0;
@@ -306,20 +332,9 @@ static void touch(kv_index *index, cursor cur, uint64_t now)
 static void copy_pages(const kv_index *index, cursor cur, uint32_t *pages)
 {
     const kv_node *node = &index->nodes[cur.at];
-    const kv_run *run = &index->runs[node->run_first];
-    uint32_t count = slots_touched(node->from, cur.in_edge), slot = node->run_start;
-    pages += slot_of(node->from);
-    while (count > 0) {
-        uint32_t part = KV_RUN_PAGES - slot;
-        if (part > count)
-            part = count;
-        memcpy(pages, run->pages + slot, part * sizeof *pages);
-        pages += part;
-        count -= part;
-        slot = 0;
-        if (count > 0)
-            run = &index->runs[run->next];
-    }
+    page_walk walk = pages_under(index, node, cur.in_edge);
+    for (pages += slot_of(node->from); walk.left > 0; pages++)
+        *pages = next_page(index, &walk);
 }
 
 /* ---- changing the shape ---- */
