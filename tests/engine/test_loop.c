@@ -1,5 +1,6 @@
-/* The engine as a whole, on a small random model: promises 1 and 2 (cached = uncached, chunked = whole, batched = alone, drafted =
- * plain, seeded sampling too), cancelling in every phase, forced calls, stop strings, preemption, and that nothing stays behind. */
+/* The engine as a whole, on a small random model: promises 1 and 2 (cached = uncached, chunked =
+ * whole, batched = alone, drafted = plain, seeded sampling too), cancelling in every phase, forced
+ * calls, stop strings, preemption, and that nothing stays behind. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -100,7 +101,8 @@ static void wait_done(result *r, uint32_t count)
 
 static uint64_t next_id = 1;
 
-static eng_request request(const int32_t *tokens, uint32_t count, uint32_t max_tokens, float temperature, result *r)
+static eng_request request(const int32_t *tokens, uint32_t count, uint32_t max_tokens,
+                           float temperature, result *r)
 {
     memset(r, 0, sizeof *r);
     eng_request req = {.id = next_id++,
@@ -122,7 +124,8 @@ static void submit(eng_engine *engine, const eng_request *req)
     cr_assert_eq(eng_submit(engine, req, &err), BASE_OK, "%s", err.text);
 }
 
-static void run(eng_engine *engine, const int32_t *tokens, uint32_t count, uint32_t max_tokens, float temperature, result *r)
+static void run(eng_engine *engine, const int32_t *tokens, uint32_t count, uint32_t max_tokens,
+                float temperature, result *r)
 {
     eng_request req = request(tokens, count, max_tokens, temperature, r);
     submit(engine, &req);
@@ -138,7 +141,8 @@ static void check_clean(eng_engine *engine)
 static void same(const result *a, const result *b, const char *what)
 {
     cr_assert_eq(a->count, b->count, "%s: %u and %u tokens", what, a->count, b->count);
-    cr_assert_eq(memcmp(a->tokens, b->tokens, a->count * sizeof *a->tokens), 0, "%s: tokens differ", what);
+    cr_assert_eq(memcmp(a->tokens, b->tokens, a->count * sizeof *a->tokens), 0, "%s: tokens differ",
+                 what);
 }
 
 #define LENGTHS 6
@@ -328,4 +332,45 @@ Test(eng_engine, stop_strings_and_tokens_end_a_run, .timeout = 60)
     cr_assert_leq(by_token.count, 21);
     check_clean(engine);
     eng_destroy(engine);
+}
+
+Test(eng_engine, drafted_equals_plain_for_every_length, .timeout = 240)
+{
+    static int32_t prompts[3][300];
+    static result plain[2][3], drafted[2][3];
+    const float temperatures[2] = {0, 0.7f};
+    const uint32_t counts[3] = {5, 128, 300};
+    eng_options opts = options();
+    opts.model = SOURCE_ROOT
+        "/tests/vectors/tiny"; /* it has a drafter; untrained, so most drafts are refused */
+    eng_engine *engine = start(&opts);
+    for (int t = 0; t < 2; t++)
+        for (uint32_t i = 0; i < 3; i++) {
+            make_prompt(prompts[i], counts[i], 70 + i);
+            run(engine, prompts[i], counts[i], 100, temperatures[t], &plain[t][i]);
+        }
+    eng_destroy(engine);
+    for (int32_t length = -1; length <= 7; length += length == -1 ? 2 : 1) {
+        opts.draft_tokens = length;
+        engine = start(&opts);
+        cr_assert_gt(eng_get_info(engine)->draft_block, 0);
+        eng_request reqs[2][3];
+        uint32_t verified = 0;
+        for (int t = 0; t < 2; t++) {
+            for (uint32_t i = 0; i < 3; i++) {
+                reqs[t][i] = request(prompts[i], counts[i], 100, temperatures[t], &drafted[t][i]);
+                submit(engine, &reqs[t][i]);
+            }
+            wait_done(drafted[t], 3);
+            for (uint32_t i = 0; i < 3; i++) {
+                same(&plain[t][i], &drafted[t][i], "drafted");
+                cr_assert_leq(drafted[t][i].usage.accepted, drafted[t][i].usage.drafted);
+                verified += drafted[t][i].usage.drafted;
+            }
+        }
+        if (length > 0)
+            cr_assert_gt(verified, 0);
+        check_clean(engine);
+        eng_destroy(engine);
+    }
 }
