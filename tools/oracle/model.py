@@ -10,7 +10,7 @@ are never quantised. With kv="f32" nothing else is rounded. With kv="nvfp4":
   second rounding to E4M3. Scores, softmax, P and the output are not rounded further.
 The drafter's own keys and values are never rounded.
 
-Runs on torch 1.13 and newer; only mm, exp and elementwise operations are used."""
+Written for Debian 12's torch 1.13; little more than mm, exp and elementwise operations is used."""
 import json
 import math
 import os

@@ -56,5 +56,5 @@ def prompts(folder, root):
 def nano(folder, model):
     root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
     whole_model(os.path.join(folder, "nano-nvfp4.safetensors"), model, os.path.join(model, "dspark"), "nvfp4",
-                prompts(model, root), full_logits=lambda name: name in ("1", "129"), pick=False,
-                more={"2049": ([], [6]), "8000": ([1, 6], [])})
+                prompts(model, root), full_logits=lambda name: name == "129", pick=False,
+                more={"2049": ([], [6]), "8000": ([6], [])})
