@@ -415,13 +415,13 @@ static uint64_t setting(const char *name, uint64_t otherwise)
 static void run(uint32_t nodes)
 {
     seed = setting("WHIMBREL_TEST_SEED", 20260101);
-    uint64_t ops = setting("WHIMBREL_TEST_OPS", 250000);
+    uint64_t ops = setting("WHIMBREL_TEST_OPS", 200000);
     node_max = nodes;
     cr_assert_eq(kv_pool_create(&pool, PAGE_COUNT, NULL), BASE_OK);
     cr_assert_eq(kv_index_create(&tree, pool, node_max, NULL), BASE_OK);
     for (uint64_t i = 0; i < ops; i++) {
         step();
-        if (i % 16 == 0)
+        if (i % 64 == 0)
             check();
     }
     cr_log_info("seed %lu: %lu operations: %u starts, %u appends, %u inserts, %u looks, %u pins, "
