@@ -62,8 +62,9 @@ typedef struct gw_conf {
     char *data_path;
     uint32_t ledger_cached_ttl_s;
 
-    base_log_level log_level;
+    base_log_level log_level; /* live: read again on SIGHUP */
     bool log_access;
+    char *log_trace_path; /* "": none; one JSON line a finished request */
 
     uint32_t workers_threads; /* 0: one for every two cores */
     uint32_t workers_queue_max;
@@ -81,7 +82,9 @@ typedef enum gw_conf_action {
 base_code gw_conf_create(gw_conf **out, gw_conf_action *action, int argc, char *const *argv, base_err *err);
 void gw_conf_destroy(gw_conf *conf); /* NULL is fine */
 
-/* The effective configuration as JSON; of a new gw_conf, it is config/default.json to the byte. */
+/* The effective configuration as JSON; without arguments it is config/default.json to the byte. */
 void gw_conf_print(const gw_conf *conf, FILE *file);
+/* True if ADDR:PORT names this machine only: 127.x, ::1 or localhost. */
+bool gw_conf_is_loopback(const char *listen);
 /* Flags and keys with type, default and bounds. */
 void gw_conf_help(FILE *file);

@@ -1,22 +1,24 @@
-/* The transport on libh2o 2.2.5. What that library leaves open is closed here; each such place says "libh2o:".
+/* The transport on libh2o 2.2.5. What that library leaves open is closed here; each such place says
+ * "libh2o:".
  *
- * Owns: listeners, loops, connections, exchanges. A connection is a `peer` hung on the socket's on_close; an exchange is
- * memory in the request's pool, whose destructor is the one end of every request, whatever the way out (answered, reset,
- * connection lost, drained).
+ * Owns: listeners, loops, connections, exchanges. A connection is a `peer` hung on the socket's
+ * on_close; an exchange is memory in the request's pool, whose destructor is the one end of every
+ * request, whatever the way out (answered, reset, connection lost, drained).
  *
- * An exchange's output has two buffers: `pending` (what the handler wrote) and `flight` (what libh2o holds until it calls
- * proceed; HTTP/1.1 sends it from there without copying). flush() moves bytes from the first to the second only when
- * nothing is in flight.
+ * An exchange's output has two buffers: `pending` (what the handler wrote) and `flight` (what
+ * libh2o holds until it calls proceed; HTTP/1.1 sends it from there without copying). flush() moves
+ * bytes from the first to the second only when nothing is in flight.
  *
  *   open --respond, stream_end--> over --libh2o frees the request--> (gone from the list)
  *     \--client lost, stalled, reset, aborted: `gone` is called--> over
  *
  * Invariants:
- *  1. Everything libh2o made on a loop's thread (buffers, pools, sockets) is touched and freed on that thread only.
+ *  1. Everything libh2o made on a loop's thread (buffers, pools, sockets) is touched and freed on
+ * that thread only.
  *  2. After h2o_send with FINAL or ERROR the exchange may already be freed: nothing follows it.
- *  3. Writes start inside libh2o's callbacks (handler, receiver, timer), never after h2o_evloop_run returned: the loop would
- *     sleep before it finishes them.
- * Every TICK_MS a loop looks at its peers and exchanges: idle ones, slow uploads, stalled writers, bytes of bodies. */
+ *  3. Writes start inside libh2o's callbacks (handler, receiver, timer), never after h2o_evloop_run
+ * returned: the loop would sleep before it finishes them. Every TICK_MS a loop looks at its peers
+ * and exchanges: idle ones, slow uploads, stalled writers, bytes of bodies. */
 #include "gateway/server.h"
 
 #include <arpa/inet.h>
@@ -46,18 +48,20 @@
 #include "gateway/conf.h"
 #include "gateway/tls.h"
 
+#define MS_NS UINT64_C(1000000)
 #define TICK_MS 100
 #define STREAM_HIGH_BYTES (64u << 10) /* gw_stream_paused above */
 #define STREAM_LOW_BYTES (32u << 10)  /* `drained` at or below */
 #define STREAM_MAX_BYTES (8u << 20)   /* a handler that does not wait loses its stream here */
-#define RECORD_MAX 32                 /* records that still get a DATA frame each; more wait: they are sent as one */
+#define RECORD_MAX                                                                                 \
+    32 /* records that still get a DATA frame each; more wait: they are sent as one */
 #define RECORD_BYTES_MAX (16u << 10)
-#define BODY_SLACK_BYTES (16u << 20)  /* see create_config */
-#define BODY_SMALL_BYTES (64u << 10)  /* bodies up to here are not refused for the sum of all */
+#define BODY_SLACK_BYTES (16u << 20) /* see create_config */
+#define BODY_SMALL_BYTES (64u << 10) /* bodies up to here are not refused for the sum of all */
 #define UPLOAD_ALLOWANCE_BYTES (256u << 10)
-#define ADMIN_PEERS_MAX 64            /* operators get in when the public port is full */
-#define RESET_WINDOW_NS 10000000000u
-#define RESET_MAX 200                 /* abandoned requests of one peer within the window */
+#define ADMIN_PEERS_MAX 64 /* operators get in when the public port is full */
+#define RESET_WINDOW_NS (10000 * MS_NS)
+#define RESET_MAX 200 /* abandoned requests of one peer within the window */
 #define ACCEPT_BATCH 16
 #define LISTEN_BACKLOG 1024
 #define LISTENER_MAX 3
@@ -77,7 +81,8 @@ typedef struct peer {
     gw_listener listener;
     struct gw_exchange *exchanges; /* HTTP/1.1 has at most one */
     uint32_t exchange_count;
-    uint32_t stuck_count; /* exchanges that are over but cannot leave before the client opens its window */
+    uint32_t stuck_count; /* exchanges that are over but cannot leave before the client opens its
+                             window */
     int http_major;       /* 0 before the first request */
     bool watched;         /* its fd is in loop->watch_fd */
     bool half_closed;     /* the client will send no more (watched peers) */
@@ -140,6 +145,9 @@ struct gw_server {
     _Atomic uint32_t open_connections[2]; /* by gw_listener */
     _Atomic uint32_t open_exchanges;
     _Atomic uint64_t held; /* of all loops */
+    _Atomic uint32_t
+        goaway_pending; /* draining loops that have not said so to their HTTP/2 clients yet */
+    _Atomic uint64_t goaway_ns; /* when the last one did */
 };
 
 struct gw_exchange {
@@ -157,7 +165,8 @@ struct gw_exchange {
     char remote[INET6_ADDRSTRLEN];
     bool over, gone, started, stream, ending, in_flight, paused, doomed, stuck;
     base_buf pending, flight;
-    uint32_t record_end[RECORD_MAX]; /* ends of records within pending; record_count > RECORD_MAX: not kept */
+    uint32_t record_end[RECORD_MAX]; /* ends of records within pending; record_count > RECORD_MAX:
+                                        not kept */
     uint32_t record_count;
     uint64_t given_bytes; /* of the answer's body, handed to libh2o */
     uint64_t began_ns;
@@ -177,8 +186,8 @@ static void kick(peer *p, const char *reason)
         return;
     p->kicked = true;
     atomic_fetch_add_explicit(&p->loop->server->kicked, 1, memory_order_relaxed);
-    base_log(BASE_LOG_INFO, "peer_closed reason=%s exchanges=%u uploading=%zu", reason, p->exchange_count,
-             p->uploading);
+    base_log(BASE_LOG_INFO, "peer_closed reason=%s exchanges=%u uploading=%zu", reason,
+             p->exchange_count, p->uploading);
     shut(p, SHUT_RDWR);
 }
 
@@ -216,7 +225,8 @@ static void count_reset(peer *p)
         p->reset_window_ns = now;
         p->resets = 0;
     }
-    /* libh2o: CVE-2023-44487 is not fixed in it. A stream may be opened and reset for ever; each one costs a whole request. */
+    /* libh2o: CVE-2023-44487 is not fixed in it. A stream may be opened and reset for ever; each
+     * one costs a whole request. */
     if (++p->resets > RESET_MAX)
         kick(p, "resets");
 }
@@ -232,8 +242,8 @@ static void on_exchange_dispose(void *data)
     gw_exchange *exchange = data;
     gw_server *server = exchange->loop->server;
     peer *p = exchange->peer;
-    /* bytes_sent counts what was framed for the wire, so an answer that was given at once and thrown away by a reset in the
-     * same read is seen too. */
+    /* bytes_sent counts what was framed for the wire, so an answer that was given at once and
+     * thrown away by a reset in the same read is seen too. */
     bool cut = !exchange->over || exchange->req->bytes_sent < exchange->given_bytes;
     report_gone(exchange);
     if (server->options.ended != NULL) {
@@ -268,7 +278,8 @@ static void send_flight(gw_exchange *exchange, bool last)
     exchange->progress_ns = exchange->loop->now_ns;
     if (last)
         exchange->over = true;
-    h2o_send(exchange->req, &buf, buf.len != 0, last ? H2O_SEND_STATE_FINAL : H2O_SEND_STATE_IN_PROGRESS);
+    h2o_send(exchange->req, &buf, buf.len != 0,
+             last ? H2O_SEND_STATE_FINAL : H2O_SEND_STATE_IN_PROGRESS);
 }
 
 static void flush(gw_exchange *exchange)
@@ -277,7 +288,8 @@ static void flush(gw_exchange *exchange)
     if (exchange->in_flight || exchange->over || (pending->length == 0 && !exchange->ending))
         return;
     base_buf_clear(&exchange->flight);
-    if (exchange->record_count > 1 && exchange->record_count <= RECORD_MAX && pending->length <= RECORD_BYTES_MAX) {
+    if (exchange->record_count > 1 && exchange->record_count <= RECORD_MAX &&
+        pending->length <= RECORD_BYTES_MAX) {
         /* One record a DATA frame, as long as the client keeps up. */
         uint32_t first = exchange->record_end[0];
         base_buf_add(&exchange->flight, pending->data, first);
@@ -316,22 +328,24 @@ static void on_proceed(h2o_generator_t *generator, h2o_req_t *req)
     }
 }
 
-/* Ends an exchange whose client left or whose answer cannot end well, so that libh2o lets go of it. The exchange may be
- * freed when this returns. */
+/* Ends an exchange whose client left or whose answer cannot end well, so that libh2o lets go of it.
+ * The exchange may be freed when this returns. */
 static void cut(gw_exchange *exchange)
 {
     h2o_req_t *req = exchange->req;
     report_gone(exchange);
     base_buf_deinit(&exchange->pending);
-    /* libh2o: while an HTTP/1.1 request runs it neither reads nor polls, so it must be made to write: on a socket that is
-     * shut down the write fails and it closes the connection by itself. */
+    /* libh2o: while an HTTP/1.1 request runs it neither reads nor polls, so it must be made to
+     * write: on a socket that is shut down the write fails and it closes the connection by itself.
+     */
     if (!is_http2(exchange)) {
         req->http1_is_persistent = 0;
         shut(exchange->peer, SHUT_RDWR);
     }
     if (exchange->in_flight) {
-        /* HTTP/1.1: that write fails. HTTP/2: a stream cannot be reset while libh2o holds bytes of it; on_proceed does so if
-         * the client ever opens its window, and check_peer closes a connection on which nothing else is left. */
+        /* HTTP/1.1: that write fails. HTTP/2: a stream cannot be reset while libh2o holds bytes of
+         * it; on_proceed does so if the client ever opens its window, and check_peer closes a
+         * connection on which nothing else is left. */
         if (is_http2(exchange) && !exchange->stuck) {
             exchange->stuck = true;
             exchange->peer->stuck_count++;
@@ -401,15 +415,16 @@ static gw_exchange *exchange_create(peer *p, h2o_req_t *req)
 {
     gw_loop *loop = p->loop;
     gw_exchange *exchange = h2o_mem_alloc_shared(&req->pool, sizeof *exchange, on_exchange_dispose);
-    *exchange = (gw_exchange){.peer = p, .loop = loop, .req = req, .label = "", .began_ns = base_now_ns()};
+    *exchange =
+        (gw_exchange){.peer = p, .loop = loop, .req = req, .label = "", .began_ns = base_now_ns()};
     exchange->generator.proceed = on_proceed;
     base_buf_init(&exchange->pending, STREAM_MAX_BYTES);
     base_buf_init(&exchange->flight, 0);
     exchange->method = pool_text(req, req->input.method.base, req->input.method.len);
     exchange->path = pool_text(req, req->path_normalized.base, req->path_normalized.len);
-    exchange->query = req->query_at == SIZE_MAX
-                          ? pool_text(req, "", 0)
-                          : pool_text(req, req->path.base + req->query_at + 1, req->path.len - req->query_at - 1);
+    exchange->query = req->query_at == SIZE_MAX ? pool_text(req, "", 0)
+                                                : pool_text(req, req->path.base + req->query_at + 1,
+                                                            req->path.len - req->query_at - 1);
     exchange->authority = pool_text(req, req->input.authority.base, req->input.authority.len);
     make_id(loop, exchange->id);
     remote_text(p, exchange->remote);
@@ -442,8 +457,8 @@ static bool acceptable(gw_exchange *exchange)
     h2o_req_t *req = exchange->req;
     size_t bytes = req->path.len + req->input.authority.len;
     /* Texts are handed out terminated; a NUL inside would be read as their end. */
-    bool broken = has_control(req->path_normalized) || has_control(req->path) || has_control(req->input.authority) ||
-                  has_control(req->input.method);
+    bool broken = has_control(req->path_normalized) || has_control(req->path) ||
+                  has_control(req->input.authority) || has_control(req->input.method);
     for (size_t i = 0; i < req->headers.size; i++) {
         bytes += req->headers.entries[i].name->len + req->headers.entries[i].value.len;
         broken = broken || has_control(req->headers.entries[i].value);
@@ -455,7 +470,8 @@ static bool acceptable(gw_exchange *exchange)
     }
     if (bytes > conf->server_header_bytes_max) {
         char text[96];
-        snprintf(text, sizeof text, "request headers of %zu bytes exceed %u", bytes, conf->server_header_bytes_max);
+        snprintf(text, sizeof text, "request headers of %zu bytes exceed %u", bytes,
+                 conf->server_header_bytes_max);
         gw_error_respond(exchange, 431, "invalid_request_error", "headers_too_large", NULL, text);
         return false;
     }
@@ -464,15 +480,18 @@ static bool acceptable(gw_exchange *exchange)
         return false;
     }
     if (req->entity.len > BODY_SMALL_BYTES &&
-        atomic_load_explicit(&exchange->loop->server->held, memory_order_relaxed) > conf->limits_body_bytes_total_max) {
-        gw_error_respond(exchange, 503, "server_error", "overloaded", NULL, "too many large requests at once");
+        atomic_load_explicit(&exchange->loop->server->held, memory_order_relaxed) >
+            conf->limits_body_bytes_total_max) {
+        gw_error_respond(exchange, 503, "server_error", "overloaded", NULL,
+                         "too many large requests at once");
         return false;
     }
     return true;
 }
 
-/* libh2o: a vanished HTTP/1.1 client is not noticed while its request runs, because reading has stopped. A second epoll,
- * itself a socket of the loop, watches for its FIN. Added once a connection; edges without an exchange are remembered. */
+/* libh2o: a vanished HTTP/1.1 client is not noticed while its request runs, because reading has
+ * stopped. A second epoll, itself a socket of the loop, watches for its FIN. Added once a
+ * connection; edges without an exchange are remembered. */
 static void watch(peer *p)
 {
     if (p->watched)
@@ -491,7 +510,8 @@ static void on_watch(h2o_socket_t *sock, const char *err)
         peer *p = events[i].data.ptr;
         p->half_closed = true;
         if (p->exchanges != NULL && !p->exchanges->over)
-            cut(p->exchanges); /* frees only this peer and its exchange, which no later event names */
+            cut(p->exchanges); /* frees only this peer and its exchange, which no later event names
+                                */
     }
 }
 
@@ -500,14 +520,16 @@ static int on_request(h2o_handler_t *self, h2o_req_t *req)
     gw_server *server = ((handler_of_h2o *)self)->server;
     peer *p = req->conn->callbacks->get_socket(req->conn)->on_close.data;
     if (p->kicked)
-        return 0; /* frames that were read before the shutdown took effect; the request ends with the connection */
+        return 0; /* frames that were read before the shutdown took effect; the request ends with
+                     the connection */
     gw_exchange *exchange = exchange_create(p, req);
     bool http1 = !is_http2(exchange);
     if (http1)
         watch(p);
     if (acceptable(exchange))
         server->options.handler(server->options.ctx, exchange);
-    /* A client that closed its side with the request gets what could be answered at once. `exchange` may be freed here. */
+    /* A client that closed its side with the request gets what could be answered at once.
+     * `exchange` may be freed here. */
     if (http1 && p->half_closed && p->exchanges != NULL && !p->exchanges->over)
         cut(p->exchanges);
     return 0;
@@ -521,19 +543,21 @@ static void on_peer_close(void *data)
     CHECK(p->exchanges == NULL);
     if ((*p->link = p->next) != NULL)
         p->next->link = p->link;
-    atomic_fetch_sub_explicit(&p->loop->server->open_connections[p->listener], 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&p->loop->server->open_connections[p->listener], 1,
+                              memory_order_relaxed);
     free(p);
 }
 
 static bool room(gw_server *server, gw_listener kind)
 {
     uint32_t open = atomic_load_explicit(&server->open_connections[kind], memory_order_relaxed);
-    return open < (kind == GW_LISTENER_ADMIN ? ADMIN_PEERS_MAX : server->conf->limits_connections_max);
+    return open <
+           (kind == GW_LISTENER_ADMIN ? ADMIN_PEERS_MAX : server->conf->limits_connections_max);
 }
 
 static bool elapsed(const gw_loop *loop, uint64_t since_ns, uint32_t limit_ms)
 {
-    return loop->now_ns > since_ns && loop->now_ns - since_ns > limit_ms * (uint64_t)1000000;
+    return loop->now_ns > since_ns && loop->now_ns - since_ns > limit_ms * MS_NS;
 }
 
 /* The peer that waits longest without a request makes room. */
@@ -541,8 +565,8 @@ static void evict_idle(gw_loop *loop)
 {
     peer *oldest = NULL;
     for (peer *p = loop->peers; p != NULL; p = p->next)
-        if (p->listener == GW_LISTENER_PUBLIC && p->exchange_count == 0 && p->uploading == 0 && !p->kicked &&
-            (oldest == NULL || p->boundary_ns < oldest->boundary_ns))
+        if (p->listener == GW_LISTENER_PUBLIC && p->exchange_count == 0 && p->uploading == 0 &&
+            !p->kicked && (oldest == NULL || p->boundary_ns < oldest->boundary_ns))
             oldest = p;
     if (oldest != NULL && elapsed(loop, oldest->boundary_ns, 1000))
         kick(oldest, "room");
@@ -587,7 +611,11 @@ static void on_accept(h2o_socket_t *sock, const char *err)
             h2o_socket_close(accepted);
             return;
         }
-        *p = (peer){.loop = loop, .sock = accepted, .listener = kind, .next = loop->peers, .link = &loop->peers};
+        *p = (peer){.loop = loop,
+                    .sock = accepted,
+                    .listener = kind,
+                    .next = loop->peers,
+                    .link = &loop->peers};
         p->moved_ns = p->boundary_ns = base_now_ns();
         if (p->next != NULL)
             p->next->link = &p->next;
@@ -605,11 +633,14 @@ static void check_peer(peer *p)
     const struct gw_conf *conf = p->loop->server->conf;
     if (p->kicked || p->exchange_count != p->stuck_count)
         return;
-    /* libh2o: its one HTTP/1.1 timeout spans headers and body and is never renewed, so a slow but steady upload is cut
-     * without an answer. It is set to the outermost bound; silence and slowness are told apart here. */
-    if (elapsed(p->loop, p->moved_ns > p->boundary_ns ? p->moved_ns : p->boundary_ns, conf->limits_idle_connection_ms))
+    /* libh2o: its one HTTP/1.1 timeout spans headers and body and is never renewed, so a slow but
+     * steady upload is cut without an answer. It is set to the outermost bound; silence and
+     * slowness are told apart here. */
+    if (elapsed(p->loop, p->moved_ns > p->boundary_ns ? p->moved_ns : p->boundary_ns,
+                conf->limits_idle_connection_ms))
         kick(p, "idle");
-    else if (p->received != p->at_boundary && elapsed(p->loop, p->boundary_ns, conf->limits_upload_ms))
+    else if (p->received != p->at_boundary &&
+             elapsed(p->loop, p->boundary_ns, conf->limits_upload_ms))
         kick(p, "slow_upload");
 }
 
@@ -623,21 +654,25 @@ static void check_exchange(gw_exchange *exchange)
     }
     if (!exchange->in_flight || exchange->stuck)
         return;
-    /* HTTP/1.1 counts bytes_sent when they are handed over, HTTP/2 when the stream's window lets them go. */
-    uint64_t progress = is_http2(exchange) ? exchange->req->bytes_sent : tcp_info_of(exchange->peer).tcpi_bytes_acked;
+    /* HTTP/1.1 counts bytes_sent when they are handed over, HTTP/2 when the stream's window lets
+     * them go. */
+    uint64_t progress = is_http2(exchange) ? exchange->req->bytes_sent
+                                           : tcp_info_of(exchange->peer).tcpi_bytes_acked;
     if (progress != exchange->progress) {
         exchange->progress = progress;
         exchange->progress_ns = loop->now_ns;
     } else if (elapsed(loop, exchange->progress_ns, loop->server->conf->limits_write_stall_ms)) {
-        base_log(BASE_LOG_INFO, "write_stalled req=%s sent=%llu", exchange->id, (unsigned long long)progress);
+        base_log(BASE_LOG_INFO, "write_stalled req=%s sent=%llu", exchange->id,
+                 (unsigned long long)progress);
         atomic_fetch_add_explicit(&loop->server->kicked, 1, memory_order_relaxed);
         cut(exchange);
     }
 }
 
-/* libh2o: a body is collected in memory before the handler hears of it and nothing counts the sum, nor is there a hook.
- * HTTP/1.1 keeps it in the socket's input. For HTTP/2 the bytes that came are known, and those of complete requests;
- * the rest is taken for bodies on their way (headers and control frames are too, hence the allowance). */
+/* libh2o: a body is collected in memory before the handler hears of it and nothing counts the sum,
+ * nor is there a hook. HTTP/1.1 keeps it in the socket's input. For HTTP/2 the bytes that came are
+ * known, and those of complete requests; the rest is taken for bodies on their way (headers and
+ * control frames are too, hence the allowance). */
 static void measure_peers(gw_loop *loop)
 {
     for (peer *p = loop->peers; p != NULL; p = p->next) {
@@ -662,33 +697,56 @@ static void check_memory(gw_loop *loop)
 {
     gw_server *server = loop->server;
     size_t sum = 0;
-    peer *largest = NULL;
-    for (peer *p = loop->peers; p != NULL; p = p->next) {
+    for (peer *p = loop->peers; p != NULL; p = p->next)
         sum += p->body_bytes + p->uploading;
-        if (!p->kicked && p->uploading != 0 && (largest == NULL || p->uploading > largest->uploading))
-            largest = p;
-    }
     uint64_t total = atomic_fetch_add(&server->held, sum - loop->held) + (sum - loop->held);
     loop->held = sum;
-    if (total > server->conf->limits_body_bytes_total_max && largest != NULL)
+    while (total > server->conf->limits_body_bytes_total_max) {
+        peer *largest = NULL;
+        for (peer *p = loop->peers; p != NULL; p = p->next)
+            if (!p->kicked && p->uploading != 0 &&
+                (largest == NULL || p->uploading > largest->uploading))
+                largest = p;
+        if (largest == NULL)
+            break;
         kick(largest, "memory");
+        total -= largest->uploading;
+    }
 }
 
 static void drain_step(gw_loop *loop)
 {
     bool uploads = false;
     for (peer *p = loop->peers; p != NULL; p = p->next)
-        uploads = uploads || (p->received > p->at_boundary + 512 && !elapsed(loop, p->moved_ns, 500));
-    /* libh2o: one second after the first GOAWAY it drops uploads that are still arriving, without an answer; so the GOAWAY
-     * waits for them. */
+        uploads =
+            uploads || (p->received > p->at_boundary + 512 && !elapsed(loop, p->moved_ns, 500));
+    /* libh2o: one second after the first GOAWAY it drops uploads that are still arriving, without
+     * an answer; so the GOAWAY waits for them. */
     if (!loop->goaway_sent && (!uploads || loop->now_ns > loop->goaway_deadline_ns)) {
         h2o_context_request_shutdown(&loop->ctx);
         loop->goaway_sent = true;
+        atomic_store(&loop->server->goaway_ns, base_now_ns());
+        atomic_fetch_sub(&loop->server->goaway_pending, 1);
     }
-    /* libh2o: idle HTTP/1.1 connections are not told. With its reading side shut it sees an end of file and closes. */
+    /* libh2o: idle HTTP/1.1 connections are not told. With its reading side shut it sees an end of
+     * file and closes. */
     for (peer *p = loop->peers; p != NULL; p = p->next)
-        if (p->exchange_count == 0 && (p->http_major == 1 ? p->sock->input->size == 0 : p->received == 0))
+        if (p->exchange_count == 0 &&
+            (p->http_major == 1 ? p->sock->input->size == 0 : p->received == 0))
             shut(p, SHUT_RD);
+}
+
+/* Somebody waited when it paused. */
+static void resume_accept(gw_loop *loop)
+{
+    if (!room(loop->server, GW_LISTENER_PUBLIC)) {
+        evict_idle(loop);
+        return;
+    }
+    loop->accept_paused = false;
+    for (size_t i = 0; i < LISTENER_MAX; i++)
+        if (loop->listen[i] != NULL && i != LISTEN_ADMIN)
+            h2o_socket_read_start(loop->listen[i], on_accept);
 }
 
 static void on_tick(h2o_timeout_entry_t *entry)
@@ -709,12 +767,8 @@ static void on_tick(h2o_timeout_entry_t *entry)
     }
     if (loop->draining)
         drain_step(loop);
-    else if (loop->accept_paused && room(loop->server, GW_LISTENER_PUBLIC)) {
-        loop->accept_paused = false;
-        for (size_t i = 0; i < LISTENER_MAX; i++)
-            if (loop->listen[i] != NULL && i != LISTEN_ADMIN)
-                h2o_socket_read_start(loop->listen[i], on_accept);
-    }
+    else if (loop->accept_paused)
+        resume_accept(loop);
     h2o_timeout_link(loop->evloop, &loop->tick_timeout, &loop->tick_entry);
 }
 
@@ -776,11 +830,13 @@ static void loop_open(gw_loop *loop)
     loop->watch->data = loop;
     h2o_socket_read_start(loop->watch, on_watch);
     for (size_t i = 0; i < LISTENER_MAX; i++) {
-        loop->accept[i] = (h2o_accept_ctx_t){
-            .ctx = &loop->ctx, .hosts = server->config.hosts, .ssl_ctx = i == LISTEN_TLS ? server->tls : NULL};
+        loop->accept[i] = (h2o_accept_ctx_t){.ctx = &loop->ctx,
+                                             .hosts = server->config.hosts,
+                                             .ssl_ctx = i == LISTEN_TLS ? server->tls : NULL};
         if (server->listeners[i].fd < 0 || (i == LISTEN_ADMIN && loop->index != 0))
             continue;
-        /* One socket for all loops, not SO_REUSEPORT: a second server on the same address must fail to start, not share. */
+        /* One socket for all loops, not SO_REUSEPORT: a second server on the same address must fail
+         * to start, not share. */
         int fd = fcntl(server->listeners[i].fd, F_DUPFD_CLOEXEC, 0);
         CHECK(fd >= 0);
         loop->listen[i] = h2o_evloop_socket_create(loop->evloop, fd, H2O_SOCKET_FLAG_DONT_READ);
@@ -810,7 +866,8 @@ static void loop_close(gw_loop *loop)
         h2o_evloop_run(loop->evloop, 10);
     h2o_timeout_unlink(&loop->tick_entry);
     if (loop->peers != NULL)
-        return; /* libh2o still holds connections: its context cannot be taken down under them; the process ends soon */
+        return; /* libh2o still holds connections: its context cannot be taken down under them; the
+                   process ends soon */
     h2o_timeout_dispose(loop->evloop, &loop->tick_timeout);
     h2o_socket_read_stop(loop->watch);
     h2o_socket_close(loop->watch);
@@ -933,7 +990,8 @@ gw_loop *gw_exchange_loop(const gw_exchange *exchange)
     return exchange->loop;
 }
 
-void gw_exchange_set_handler(gw_exchange *exchange, void *ctx, void (*gone)(void *ctx), void (*drained)(void *ctx))
+void gw_exchange_set_handler(gw_exchange *exchange, void *ctx, void (*gone)(void *ctx),
+                             void (*drained)(void *ctx))
 {
     exchange->ctx = ctx;
     exchange->on_gone = gone;
@@ -946,10 +1004,21 @@ static const char *reason_of(int status)
         int status;
         const char *reason;
     } reasons[] = {
-        {200, "OK"}, {204, "No Content"}, {400, "Bad Request"}, {401, "Unauthorized"}, {403, "Forbidden"},
-        {404, "Not Found"}, {405, "Method Not Allowed"}, {408, "Request Timeout"}, {409, "Conflict"},
-        {413, "Content Too Large"}, {415, "Unsupported Media Type"}, {421, "Misdirected Request"},
-        {429, "Too Many Requests"}, {431, "Request Header Fields Too Large"}, {500, "Internal Server Error"},
+        {200, "OK"},
+        {204, "No Content"},
+        {400, "Bad Request"},
+        {401, "Unauthorized"},
+        {403, "Forbidden"},
+        {404, "Not Found"},
+        {405, "Method Not Allowed"},
+        {408, "Request Timeout"},
+        {409, "Conflict"},
+        {413, "Content Too Large"},
+        {415, "Unsupported Media Type"},
+        {421, "Misdirected Request"},
+        {429, "Too Many Requests"},
+        {431, "Request Header Fields Too Large"},
+        {500, "Internal Server Error"},
         {503, "Service Unavailable"},
     };
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
@@ -958,7 +1027,8 @@ static const char *reason_of(int status)
     return "Status";
 }
 
-static void start_response(gw_exchange *exchange, int status, const gw_header *headers, size_t header_count, size_t length)
+static void start_response(gw_exchange *exchange, int status, const gw_header *headers,
+                           size_t header_count, size_t length)
 {
     h2o_req_t *req = exchange->req;
     DCHECK(base_thread_is(BASE_THREAD_LOOP));
@@ -969,30 +1039,33 @@ static void start_response(gw_exchange *exchange, int status, const gw_header *h
     for (size_t i = 0; i < header_count; i++) {
         h2o_iovec_t name = h2o_strdup(&req->pool, headers[i].name, SIZE_MAX);
         h2o_iovec_t value = h2o_strdup(&req->pool, headers[i].value, SIZE_MAX);
-        h2o_add_header_by_str(&req->pool, &req->res.headers, name.base, name.len, 1, NULL, value.base, value.len);
+        h2o_add_header_by_str(&req->pool, &req->res.headers, name.base, name.len, 1, NULL,
+                              value.base, value.len);
     }
-    h2o_add_header_by_str(&req->pool, &req->res.headers, H2O_STRLIT("x-request-id"), 1, NULL, exchange->id,
-                          strlen(exchange->id));
+    h2o_add_header_by_str(&req->pool, &req->res.headers, H2O_STRLIT("x-request-id"), 1, NULL,
+                          exchange->id, strlen(exchange->id));
     exchange->started = true;
     h2o_start_response(req, &exchange->generator);
 }
 
-void gw_respond(gw_exchange *exchange, int status, const gw_header *headers, size_t header_count, const void *body,
-                size_t length)
+void gw_respond(gw_exchange *exchange, int status, const gw_header *headers, size_t header_count,
+                const void *body, size_t length)
 {
     bool head = strcmp(exchange->method, "HEAD") == 0;
     start_response(exchange, status, headers, header_count, length);
     if (!head)
         base_buf_add(&exchange->flight, body, length);
     if (exchange->flight.failed) {
-        /* No memory for the copy, and the length is promised: the client must see a broken answer. */
+        /* No memory for the copy, and the length is promised: the client must see a broken answer.
+         */
         cut(exchange);
         return;
     }
     send_flight(exchange, true);
 }
 
-void gw_stream_begin(gw_exchange *exchange, int status, const gw_header *headers, size_t header_count)
+void gw_stream_begin(gw_exchange *exchange, int status, const gw_header *headers,
+                     size_t header_count)
 {
     exchange->stream = true;
     start_response(exchange, status, headers, header_count, SIZE_MAX);
@@ -1061,10 +1134,12 @@ static base_code bind_listener(listener *l, const char *key, const char *where, 
     host[host_length] = '\0';
     snprintf(port, sizeof port, "%s", colon + 1);
 
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV}, *found = NULL;
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV},
+                    *found = NULL;
     int rc = getaddrinfo(host_length != 0 ? host : NULL, port, &hints, &found);
     if (rc != 0)
-        return base_fail_param(err, BASE_INVALID, key, "%s \"%s\": %s", key, where, gai_strerror(rc));
+        return base_fail_param(err, BASE_INVALID, key, "%s \"%s\": %s", key, where,
+                               gai_strerror(rc));
     base_code code = BASE_OK;
     int on = 1, fd = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     struct sockaddr_storage bound;
@@ -1104,14 +1179,17 @@ static void create_config(gw_server *server)
     h2o_globalconf_t *config = &server->config;
     h2o_config_init(config);
     config->server_name = h2o_iovec_init(H2O_STRLIT("whimbrel"));
-    /* libh2o: at its own limit it answers text/plain and closes (HTTP/1.1), or REFUSED_STREAM, which tells clients to send
-     * the body again (HTTP/2). So its limit lies above ours, and what is between gets our 413. */
+    /* libh2o: at its own limit it answers text/plain and closes (HTTP/1.1), or REFUSED_STREAM,
+     * which tells clients to send the body again (HTTP/2). So its limit lies above ours, and what
+     * is between gets our 413. */
     config->max_request_entity_size = (size_t)conf->limits_body_bytes_max + BODY_SLACK_BYTES;
-    /* The tick is exact to 100 ms and comes first; libh2o's own timeouts are the net below it. For HTTP/2 its idle timeout
-     * is the polite one, with a GOAWAY. */
-    config->http1.req_timeout = (uint64_t)max_u32(conf->limits_upload_ms, conf->limits_idle_connection_ms) + 2000;
+    /* The tick is exact to 100 ms and comes first; libh2o's own timeouts are the net below it. For
+     * HTTP/2 its idle timeout is the polite one, with a GOAWAY. */
+    config->http1.req_timeout =
+        (uint64_t)max_u32(conf->limits_upload_ms, conf->limits_idle_connection_ms) + 2000;
     config->http2.idle_timeout = conf->limits_idle_connection_ms;
-    h2o_hostconf_t *host = h2o_config_register_host(config, h2o_iovec_init(H2O_STRLIT("default")), 65535);
+    h2o_hostconf_t *host =
+        h2o_config_register_host(config, h2o_iovec_init(H2O_STRLIT("default")), 65535);
     h2o_pathconf_t *path = h2o_config_register_path(host, "/", 0);
     handler_of_h2o *handler = (handler_of_h2o *)h2o_create_handler(path, sizeof *handler);
     handler->super.on_req = on_request;
@@ -1132,7 +1210,8 @@ base_code gw_server_create(gw_server **out, const gw_server_options *options, ba
     for (size_t i = 0; i < LISTENER_MAX; i++)
         server->listeners[i].fd = -1;
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    server->loop_count = conf->server_loops != 0 ? conf->server_loops : max_u32(1, (uint32_t)((cores + 3) / 4));
+    server->loop_count =
+        conf->server_loops != 0 ? conf->server_loops : max_u32(1, (uint32_t)((cores + 3) / 4));
     create_config(server);
     server->loops = calloc(server->loop_count, sizeof *server->loops);
     if (server->loops == NULL) {
@@ -1155,15 +1234,19 @@ base_code gw_server_create(gw_server **out, const gw_server_options *options, ba
         }
     }
     if (conf->server_tls_listen[0] != '\0' &&
-        (code = gw_tls_create(&server->tls, conf->server_tls_cert, conf->server_tls_key, err)) != BASE_OK)
+        (code = gw_tls_create(&server->tls, conf->server_tls_cert, conf->server_tls_key, err)) !=
+            BASE_OK)
         goto out;
-    if ((code = bind_listener(&server->listeners[LISTEN_PUBLIC], "server.listen", conf->server_listen, err)) != BASE_OK)
+    if ((code = bind_listener(&server->listeners[LISTEN_PUBLIC], "server.listen",
+                              conf->server_listen, err)) != BASE_OK)
         goto out;
     if (conf->server_tls_listen[0] != '\0' &&
-        (code = bind_listener(&server->listeners[LISTEN_TLS], "server.tls_listen", conf->server_tls_listen, err)) != BASE_OK)
+        (code = bind_listener(&server->listeners[LISTEN_TLS], "server.tls_listen",
+                              conf->server_tls_listen, err)) != BASE_OK)
         goto out;
     if (conf->admin_listen[0] != '\0' &&
-        (code = bind_listener(&server->listeners[LISTEN_ADMIN], "admin.listen", conf->admin_listen, err)) != BASE_OK)
+        (code = bind_listener(&server->listeners[LISTEN_ADMIN], "admin.listen", conf->admin_listen,
+                              err)) != BASE_OK)
         goto out;
     *out = server;
     return BASE_OK;
@@ -1176,7 +1259,8 @@ void gw_server_start(gw_server *server)
 {
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before); /* inherited: signals are main's, and SIGPIPE nobody's */
+    pthread_sigmask(SIG_BLOCK, &all,
+                    &before); /* inherited: signals are main's, and SIGPIPE nobody's */
     /* Nobody may post before a loop has its receiver, hence the barrier. */
     pthread_barrier_init(&server->ready, NULL, server->loop_count + 1);
     for (uint32_t i = 0; i < server->loop_count; i++)
@@ -1189,13 +1273,15 @@ void gw_server_start(gw_server *server)
 
 const char *gw_server_address(const gw_server *server, gw_listener kind)
 {
-    const listener *l = &server->listeners[kind == GW_LISTENER_ADMIN ? LISTEN_ADMIN : LISTEN_PUBLIC];
+    const listener *l =
+        &server->listeners[kind == GW_LISTENER_ADMIN ? LISTEN_ADMIN : LISTEN_PUBLIC];
     return l->address[0] != '\0' ? l->address : NULL;
 }
 
 const char *gw_server_tls_address(const gw_server *server)
 {
-    return server->listeners[LISTEN_TLS].address[0] != '\0' ? server->listeners[LISTEN_TLS].address : NULL;
+    return server->listeners[LISTEN_TLS].address[0] != '\0' ? server->listeners[LISTEN_TLS].address
+                                                            : NULL;
 }
 
 uint32_t gw_server_loop_count(const gw_server *server)
@@ -1249,7 +1335,7 @@ static void run_quit(gw_message *message)
 
 static void sleep_ms(long ms)
 {
-    nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
+    nanosleep(&(struct timespec){.tv_nsec = ms * (long)MS_NS}, NULL);
 }
 
 static void give_order(gw_server *server, void (*run)(gw_message *), uint64_t deadline_ns)
@@ -1262,29 +1348,34 @@ static void give_order(gw_server *server, void (*run)(gw_message *), uint64_t de
     }
 }
 
-static bool quiet(gw_server *server, bool exchanges_only)
+static bool quiet(gw_server *server)
 {
-    if (atomic_load_explicit(&server->open_exchanges, memory_order_acquire) != 0)
+    if (atomic_load_explicit(&server->open_exchanges, memory_order_acquire) != 0 ||
+        atomic_load(&server->goaway_pending) != 0)
         return false;
-    return exchanges_only || atomic_load(&server->open_connections[0]) + atomic_load(&server->open_connections[1]) == 0;
+    /* Idle HTTP/2 clients get one second between two GOAWAYs, in which a request of theirs may
+     * still arrive. */
+    return base_now_ns() - atomic_load(&server->goaway_ns) > 1200 * MS_NS ||
+           atomic_load(&server->open_connections[0]) + atomic_load(&server->open_connections[1]) ==
+               0;
 }
 
 void gw_server_drain(gw_server *server, uint32_t deadline_ms)
 {
     if (!server->started)
         return;
-    uint64_t begin = base_now_ns(), span = deadline_ms * (uint64_t)1000000;
+    uint64_t begin = base_now_ns(), span = deadline_ms * MS_NS;
     for (size_t i = 0; i < LISTENER_MAX; i++)
         if (server->listeners[i].fd >= 0) {
             close(server->listeners[i].fd);
             server->listeners[i].fd = -1;
         }
+    atomic_store(&server->goaway_pending, server->loop_count);
     give_order(server, run_drain, begin + span / 2);
-    /* Idle HTTP/2 clients get one second between the two GOAWAYs, in which a request of theirs may still arrive. */
-    while (base_now_ns() - begin < span && !quiet(server, base_now_ns() - begin > 1200000000u))
+    while (base_now_ns() - begin < span && !quiet(server))
         sleep_ms(5);
     give_order(server, run_cut_all, 0);
-    for (uint32_t i = 0; i < 100 && !quiet(server, false); i++)
+    for (uint32_t i = 0; i < 100 && atomic_load(&server->open_connections[0]) != 0; i++)
         sleep_ms(5);
 }
 
@@ -1318,8 +1409,9 @@ gw_server_stats gw_server_get_stats(const gw_server *server)
         .requests = atomic_load_explicit(&server->requests, memory_order_relaxed),
         .gone = atomic_load_explicit(&server->gone, memory_order_relaxed),
         .kicked = atomic_load_explicit(&server->kicked, memory_order_relaxed),
-        .open_connections = atomic_load_explicit(&server->open_connections[0], memory_order_relaxed) +
-                            atomic_load_explicit(&server->open_connections[1], memory_order_relaxed),
+        .open_connections =
+            atomic_load_explicit(&server->open_connections[0], memory_order_relaxed) +
+            atomic_load_explicit(&server->open_connections[1], memory_order_relaxed),
         .open_exchanges = atomic_load_explicit(&server->open_exchanges, memory_order_relaxed),
     };
 }

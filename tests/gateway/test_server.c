@@ -1,0 +1,1110 @@
+/* The transport with a handler of its own: raw sockets, hand-made HTTP/2 frames, TLS, and curl.
+ * Ports are the system's choice, each test is a process, times are bounds and not measurements. */
+#include <arpa/inet.h>
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <openssl/pem.h>
+#include <openssl/ssl.h>
+#include <openssl/x509.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "engine/base/buf.h"
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+#include "gateway/conf.h"
+#include "gateway/server.h"
+
+#define MS 1000000ull
+
+/* ---- the server under test ---- */
+
+static gw_conf *conf;
+static gw_server *server;
+static _Atomic uint64_t gone_ns;
+static _Atomic uint32_t gone_count, drained_count, ended_count, handled_count;
+static _Atomic int last_status;
+
+typedef struct flow {
+    gw_message message;
+    gw_exchange *exchange; /* NULL once it is over */
+    size_t sent, total;
+    bool waits; /* for `drained` */
+    struct flow *older;
+} flow;
+
+static flow *flows; /* loop 0's */
+
+static unsigned char pattern(size_t at)
+{
+    return (unsigned char)(at * 2654435761u >> 24);
+}
+
+static void on_gone(void *ctx)
+{
+    flow *f = ctx;
+    f->exchange = NULL;
+    gone_ns = base_now_ns();
+    gone_count++;
+}
+
+static void pump(flow *f)
+{
+    while (f->sent < f->total && !(f->waits && gw_stream_paused(f->exchange))) {
+        unsigned char block[4096];
+        size_t n = f->total - f->sent < sizeof block ? f->total - f->sent : sizeof block;
+        for (size_t i = 0; i < n; i++)
+            block[i] = pattern(f->sent + i);
+        gw_stream_write(f->exchange, block, n);
+        f->sent += n;
+    }
+    if (f->sent == f->total && f->exchange != NULL) {
+        gw_exchange *exchange = f->exchange;
+        f->exchange = NULL;
+        gw_stream_end(exchange);
+    }
+}
+
+static void on_drained(void *ctx)
+{
+    drained_count++;
+    pump(ctx);
+}
+
+static void answer(gw_message *message)
+{
+    flow *f = (flow *)message;
+    if (f->exchange != NULL)
+        gw_respond(f->exchange, 200, NULL, 0, "late", 4);
+    f->exchange = NULL;
+}
+
+static void *answer_later(void *arg)
+{
+    flow *f = arg;
+    nanosleep(&(struct timespec){.tv_nsec = 300 * 1000000}, NULL);
+    gw_loop_post((gw_loop *)f->sent, &f->message);
+    return NULL;
+}
+
+static size_t query_number(gw_exchange *exchange)
+{
+    return strtoul(gw_exchange_query(exchange), NULL, 10);
+}
+
+static void handle(void *ctx, gw_exchange *exchange)
+{
+    const char *path = gw_exchange_path(exchange);
+    static const gw_header plain[] = {{"content-type", "text/plain"}};
+    handled_count++;
+    flow *f = calloc(1, sizeof *f); /* lives on until `stop` */
+    f->older = flows;
+    flows = f;
+    f->exchange = exchange;
+    f->total = query_number(exchange);
+    if (strcmp(path, "/echo") == 0) {
+        size_t length;
+        const char *body = gw_exchange_body(exchange, &length);
+        gw_respond(exchange, 200, plain, 1, body, length);
+    } else if (strcmp(path, "/about") == 0) {
+        char text[512];
+        const char *twice = gw_exchange_header(exchange, "x-twice");
+        size_t length;
+        gw_exchange_body(exchange, &length);
+        int n = snprintf(text, sizeof text, "%s %s?%s h%d %s %s %zu %s",
+                         gw_exchange_method(exchange), path, gw_exchange_query(exchange),
+                         gw_exchange_http_major(exchange), gw_exchange_authority(exchange),
+                         gw_exchange_remote(exchange), length, twice != NULL ? twice : "-");
+        gw_respond(exchange, 200, plain, 1, text, (size_t)n);
+    } else if (strcmp(path, "/hold") == 0) {
+        gw_exchange_set_handler(exchange, f, on_gone, NULL);
+    } else if (strcmp(path, "/live") == 0) {
+        gw_exchange_set_handler(exchange, f, on_gone, NULL);
+        gw_stream_begin(exchange, 200, plain, 1);
+        gw_stream_write(exchange, "data: 1\n\n", 9);
+    } else if (strcmp(path, "/records") == 0) {
+        gw_stream_begin(exchange, 200, plain, 1);
+        for (size_t i = 0; i < f->total; i++)
+            gw_stream_write(exchange, "data: 123456\n\n", 14);
+        gw_stream_end(exchange);
+    } else if (strcmp(path, "/flood") == 0 || strcmp(path, "/rude") == 0) {
+        f->waits = path[1] == 'f';
+        gw_exchange_set_handler(exchange, f, on_gone, on_drained);
+        gw_stream_begin(exchange, 200, plain, 1);
+        pump(f);
+    } else if (strcmp(path, "/late") == 0) {
+        pthread_t thread;
+        gw_exchange_set_handler(exchange, f, on_gone, NULL);
+        f->message.run = answer;
+        f->sent = (size_t)gw_exchange_loop(exchange);
+        pthread_create(&thread, NULL, answer_later, f);
+        pthread_detach(thread);
+    } else if (strcmp(path, "/abort") == 0) {
+        gw_stream_begin(exchange, 200, plain, 1);
+        gw_stream_write(exchange, "data: 1\n\n", 9);
+        gw_stream_abort(exchange);
+    } else {
+        gw_respond(exchange, 404, plain, 1, "none", 4);
+    }
+}
+
+static void ended(void *ctx, gw_exchange *exchange, const gw_exchange_end *end)
+{
+    ended_count++;
+    last_status = end->status;
+}
+
+static void start(const char *const *sets)
+{
+    char *argv[24] = {"test", "--listen=127.0.0.1:0", "--set=admin.listen=127.0.0.1:0",
+                      "--set=log.level=error"};
+    int argc = 4;
+    for (; sets != NULL && *sets != NULL; sets++)
+        argv[argc++] = (char *)*sets;
+    base_err err = BASE_ERR_INIT;
+    cr_assert_eq(gw_conf_create(&conf, NULL, argc, argv, &err), BASE_OK, "%s", err.text);
+    base_log_set_level(conf->log_level);
+    gw_server_options options = {.conf = conf, .handler = handle, .ended = ended};
+    cr_assert_eq(gw_server_create(&server, &options, &err), BASE_OK, "%s", err.text);
+    gw_server_start(server);
+}
+
+static void stop(void)
+{
+    gw_server_drain(server, 200);
+    gw_server_destroy(server);
+    gw_conf_destroy(conf);
+    cr_expect_leq(handled_count, ended_count, "an exchange did not end");
+    for (flow *f = flows, *older; f != NULL; f = older) {
+        older = f->older;
+        free(f);
+    }
+}
+
+static bool within(uint64_t ms, bool (*holds)(void))
+{
+    for (uint64_t begin = base_now_ns(); base_now_ns() - begin < ms * MS;) {
+        if (holds())
+            return true;
+        nanosleep(&(struct timespec){.tv_nsec = 2 * 1000000}, NULL);
+    }
+    return holds();
+}
+
+static bool one_gone(void)
+{
+    return gone_count == 1;
+}
+
+static bool one_handled(void)
+{
+    return handled_count >= 1;
+}
+
+static bool none_open(void)
+{
+    gw_server_stats stats = gw_server_get_stats(server);
+    return stats.open_connections == 0 && stats.open_exchanges == 0;
+}
+
+/* ---- a client ---- */
+
+typedef struct client {
+    int fd;
+    SSL *ssl;
+} client;
+
+static client dial_to(const char *address)
+{
+    client c = {.fd = socket(AF_INET, SOCK_STREAM, 0)};
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    to.sin_port = htons((uint16_t)atoi(strrchr(address, ':') + 1));
+    struct timeval limit = {.tv_sec = 10};
+    setsockopt(c.fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    setsockopt(c.fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    cr_assert_eq(connect(c.fd, (struct sockaddr *)&to, sizeof to), 0, "%s: %s", address,
+                 strerror(errno));
+    return c;
+}
+
+static client dial(void)
+{
+    return dial_to(gw_server_address(server, GW_LISTENER_PUBLIC));
+}
+
+static client dial_tls(const unsigned char *alpn, unsigned alpn_length)
+{
+    client c = dial_to(gw_server_tls_address(server));
+    SSL_CTX *ctx = SSL_CTX_new(TLS_client_method());
+    c.ssl = SSL_new(ctx);
+    SSL_CTX_free(ctx);
+    SSL_set_alpn_protos(c.ssl, alpn, alpn_length);
+    SSL_set_fd(c.ssl, c.fd);
+    cr_assert_eq(SSL_connect(c.ssl), 1);
+    return c;
+}
+
+static bool put(client *c, const void *bytes, size_t length)
+{
+    for (const char *at = bytes; length > 0;) {
+        ssize_t n = c->ssl != NULL ? SSL_write(c->ssl, at, (int)length)
+                                   : send(c->fd, at, length, MSG_NOSIGNAL);
+        if (n <= 0)
+            return false;
+        at += n;
+        length -= (size_t)n;
+    }
+    return true;
+}
+
+static bool puts_to(client *c, const char *text)
+{
+    return put(c, text, strlen(text));
+}
+
+static ssize_t get(client *c, void *bytes, size_t length)
+{
+    return c->ssl != NULL ? SSL_read(c->ssl, bytes, (int)length) : recv(c->fd, bytes, length, 0);
+}
+
+static void hang_up(client *c)
+{
+    SSL_free(c->ssl);
+    close(c->fd);
+}
+
+/* Everything until the server closes, terminated; the caller frees it. */
+static char *slurp(client *c, size_t *length)
+{
+    base_buf all;
+    base_buf_init(&all, 0);
+    base_buf_reserve(&all, 1);
+    char block[65536];
+    for (ssize_t n; (n = get(c, block, sizeof block)) > 0;)
+        base_buf_add(&all, block, (size_t)n);
+    if (length != NULL)
+        *length = all.length;
+    all.data[all.length] = '\0';
+    return all.data;
+}
+
+static char *talk(const char *request)
+{
+    client c = dial();
+    puts_to(&c, request);
+    char *answer_text = slurp(&c, NULL);
+    hang_up(&c);
+    return answer_text;
+}
+
+/* ---- HTTP/2 by hand ---- */
+
+typedef struct frame {
+    uint32_t length, stream;
+    uint8_t type, flags;
+    unsigned char payload[65536];
+} frame;
+
+enum { DATA = 0, HEADERS = 1, RST = 3, SETTINGS = 4, GOAWAY = 7, WINDOW = 8 };
+
+static bool put_frame(client *c, int type, int flags, uint32_t stream, const void *payload,
+                      size_t length)
+{
+    unsigned char head[9] = {
+        (unsigned char)(length >> 16), (unsigned char)(length >> 8), (unsigned char)length,
+        (unsigned char)type,           (unsigned char)flags,         (unsigned char)(stream >> 24),
+        (unsigned char)(stream >> 16), (unsigned char)(stream >> 8), (unsigned char)stream};
+    char whole[9 + 20000];
+    memcpy(whole, head, 9);
+    if (length > 0)
+        memcpy(whole + 9, payload, length);
+    return put(c, whole, 9 + length);
+}
+
+static size_t hpack(unsigned char *out, const char *name, const char *value)
+{
+    size_t n = 0, name_length = strlen(name), value_length = strlen(value);
+    out[n++] = 0; /* literal, not indexed, new name */
+    out[n++] = (unsigned char)name_length;
+    memcpy(out + n, name, name_length);
+    n += name_length;
+    out[n++] = (unsigned char)value_length;
+    memcpy(out + n, value, value_length);
+    return n + value_length;
+}
+
+static bool put_request(client *c, uint32_t stream, const char *method, const char *path, bool body)
+{
+    unsigned char block[1024];
+    size_t n = hpack(block, ":method", method);
+    n += hpack(block + n, ":scheme", "http");
+    n += hpack(block + n, ":authority", "127.0.0.1");
+    n += hpack(block + n, ":path", path);
+    return put_frame(c, HEADERS, 4 | (body ? 0 : 1), stream, block, n);
+}
+
+static void greet(client *c, uint32_t window)
+{
+    unsigned char settings[6] = {0,
+                                 4,
+                                 (unsigned char)(window >> 24),
+                                 (unsigned char)(window >> 16),
+                                 (unsigned char)(window >> 8),
+                                 (unsigned char)window};
+    puts_to(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+    put_frame(c, SETTINGS, 0, 0, settings, sizeof settings);
+}
+
+static void open_window(client *c, uint32_t stream, uint32_t by)
+{
+    unsigned char delta[4] = {(unsigned char)(by >> 24), (unsigned char)(by >> 16),
+                              (unsigned char)(by >> 8), (unsigned char)by};
+    put_frame(c, WINDOW, 0, stream, delta, 4);
+}
+
+static bool get_exactly(client *c, void *bytes, size_t length)
+{
+    for (size_t got = 0; got < length;) {
+        ssize_t n = get(c, (char *)bytes + got, length - got);
+        if (n <= 0)
+            return false;
+        got += (size_t)n;
+    }
+    return true;
+}
+
+static bool get_frame(client *c, frame *f)
+{
+    unsigned char head[9];
+    if (!get_exactly(c, head, 9))
+        return false;
+    f->length = (uint32_t)head[0] << 16 | (uint32_t)head[1] << 8 | head[2];
+    f->type = head[3];
+    f->flags = head[4];
+    f->stream =
+        ((uint32_t)head[5] << 24 | (uint32_t)head[6] << 16 | (uint32_t)head[7] << 8 | head[8]) &
+        0x7fffffff;
+    return f->length <= sizeof f->payload && get_exactly(c, f->payload, f->length);
+}
+
+/* Reads to the end of a stream; the body goes to `body` if that is not NULL. Returns the type that
+ * ended it, or -1. */
+static int finish_stream(client *c, uint32_t stream, base_buf *body, uint32_t *data_frames)
+{
+    static frame f;
+    while (get_frame(c, &f)) {
+        if (f.stream != stream)
+            continue;
+        if (f.type == RST)
+            return RST;
+        if (f.type == DATA) {
+            if (f.length != 0 && data_frames != NULL)
+                ++*data_frames;
+            if (body != NULL)
+                base_buf_add(body, f.payload, f.length);
+            if (f.length != 0) {
+                open_window(c, 0, f.length);
+                if ((f.flags & 1) == 0)
+                    open_window(c, stream, f.length);
+            }
+        }
+        if ((f.type == DATA || f.type == HEADERS) && (f.flags & 1) != 0)
+            return f.type;
+    }
+    return -1;
+}
+
+/* ---- TLS material ---- */
+
+static char cert_path[64], key_path[64];
+
+static void make_cert(void)
+{
+    snprintf(cert_path, sizeof cert_path, "/tmp/whimbrel-test-%d.pem", (int)getpid());
+    snprintf(key_path, sizeof key_path, "/tmp/whimbrel-test-%d.key", (int)getpid());
+    EVP_PKEY *key = EVP_EC_gen("P-256");
+    X509 *cert = X509_new();
+    X509_set_version(cert, 2);
+    ASN1_INTEGER_set(X509_get_serialNumber(cert), 1);
+    X509_gmtime_adj(X509_getm_notBefore(cert), -60);
+    X509_gmtime_adj(X509_getm_notAfter(cert), 3600);
+    X509_set_pubkey(cert, key);
+    X509_NAME_add_entry_by_txt(X509_get_subject_name(cert), "CN", MBSTRING_ASC,
+                               (const unsigned char *)"localhost", -1, -1, 0);
+    X509_set_issuer_name(cert, X509_get_subject_name(cert));
+    X509_sign(cert, key, EVP_sha256());
+    FILE *file = fopen(cert_path, "w");
+    PEM_write_X509(file, cert);
+    fclose(file);
+    file = fopen(key_path, "w");
+    PEM_write_PrivateKey(file, key, NULL, NULL, 0, NULL, NULL);
+    fclose(file);
+    X509_free(cert);
+    EVP_PKEY_free(key);
+}
+
+static void start_tls(const char *const *more)
+{
+    static char cert_set[128], key_set[128];
+    const char *sets[16] = {"--set=server.tls_listen=127.0.0.1:0", cert_set, key_set};
+    make_cert();
+    snprintf(cert_set, sizeof cert_set, "--set=server.tls_cert=%s", cert_path);
+    snprintf(key_set, sizeof key_set, "--set=server.tls_key=%s", key_path);
+    for (size_t n = 3; more != NULL && *more != NULL; more++)
+        sets[n++] = *more;
+    start(sets);
+    unlink(cert_path);
+    unlink(key_path);
+}
+
+static const unsigned char alpn_h2[] = {2, 'h', '2'},
+                           alpn_http1[] = {8, 'h', 't', 't', 'p', '/', '1', '.', '1'};
+
+/* ---- tests ---- */
+
+#define SETS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+Test(server, an_exchange_shows_the_request)
+{
+    start(NULL);
+    char *text = talk("GET /x/../about?a=1&b HTTP/1.1\r\nHost: here:1\r\nX-Twice: a\r\nx-twice: "
+                      "b\r\nConnection: close\r\n\r\n");
+    cr_expect_not_null(strstr(text, "GET /about?a=1&b h1 here:1 127.0.0.1 0 a, b"), "%s", text);
+    cr_expect_not_null(strstr(text, "x-request-id: req_"), "%s", text);
+    free(text);
+    text = talk(
+        "POST /about HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        "1\r\na\r\n1\r\nb\r\n1\r\nc\r\n0\r\nX-T: 1\r\n\r\n");
+    cr_expect_not_null(strstr(text, "POST /about? h1 a 127.0.0.1 3 -"), "%s", text);
+    free(text);
+    text = talk("HEAD /about HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    cr_expect_not_null(strstr(text, "Content-Length: 3"), "%s", text);
+    cr_expect_str_eq(strstr(text, "\r\n\r\n"), "\r\n\r\n", "a body for HEAD: %s", text);
+    free(text);
+    client c = dial();
+    greet(&c, 65535);
+    put_request(&c, 1, "GET", "/about", false);
+    base_buf body;
+    base_buf_init(&body, 0);
+    cr_expect_eq(finish_stream(&c, 1, &body, NULL), DATA);
+    cr_expect_str_eq(body.data, "GET /about? h2 127.0.0.1 127.0.0.1 0 -");
+    base_buf_deinit(&body);
+    hang_up(&c);
+    stop();
+}
+
+Test(server, what_no_handler_should_see_is_refused)
+{
+    start(SETS("--set=server.header_bytes_max=2048", "--set=limits.body_bytes_max=100000"));
+    char *text = talk("GET /%00etc HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    cr_expect_not_null(strstr(text, " 400 "), "%s", text);
+    free(text);
+    char request[8192];
+    snprintf(request, sizeof request,
+             "GET /about HTTP/1.1\r\nConnection: close\r\nX: %05000d\r\n\r\n", 1);
+    text = talk(request);
+    cr_expect_not_null(strstr(text, " 431 "), "%s", text);
+    free(text);
+    cr_expect_eq(handled_count, 0u);
+
+    /* Past the product's limit, below the library's: a JSON 413 on both protocols, and the
+     * connection goes on. */
+    char *big = calloc(1, 200001);
+    memset(big, 'x', 200000);
+    client c = dial();
+    puts_to(&c, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 200000\r\n\r\n");
+    cr_expect(put(&c, big, 200000));
+    puts_to(&c, "GET /about HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    text = slurp(&c, NULL);
+    cr_expect_not_null(strstr(text, " 413 "), "%s", text);
+    cr_expect_not_null(strstr(text, "\"request_too_large\""), "%s", text);
+    cr_expect_not_null(strstr(text, "GET /about"), "%s", text);
+    free(text);
+    hang_up(&c);
+    c = dial();
+    greet(&c, 65535);
+    put_request(&c, 1, "POST", "/echo", true);
+    for (size_t at = 0; at < 200000; at += 10000)
+        cr_expect(put_frame(&c, DATA, at + 10000 == 200000, 1, big + at, 10000));
+    base_buf body;
+    base_buf_init(&body, 0);
+    cr_expect_eq(finish_stream(&c, 1, &body, NULL), DATA);
+    cr_expect_not_null(strstr(body.data, "\"request_too_large\""), "%s", body.data);
+    put_request(&c, 3, "GET", "/about", false);
+    cr_expect_eq(finish_stream(&c, 3, NULL, NULL), DATA);
+    base_buf_deinit(&body);
+    hang_up(&c);
+    free(big);
+    stop();
+}
+
+static void expect_gone(client *c, uint64_t since)
+{
+    cr_expect(within(1000, one_gone), "nobody noticed");
+    cr_expect_lt((gone_ns - since) / MS, 500u, "%llu ms",
+                 (unsigned long long)((gone_ns - since) / MS));
+    gone_count = 0;
+    handled_count = 0;
+    close(c->fd);
+    SSL_free(c->ssl);
+    cr_expect(within(2000, none_open), "something stays open");
+}
+
+static void leave(client *c, bool answer_began)
+{
+    char block[4096];
+    cr_assert(within(2000, one_handled));
+    if (answer_began)
+        cr_assert_gt(get(c, block, sizeof block), 0);
+    nanosleep(&(struct timespec){.tv_nsec = 50 * 1000000}, NULL);
+    uint64_t now = base_now_ns();
+    shutdown(c->fd, SHUT_RDWR);
+    expect_gone(c, now);
+}
+
+Test(server, a_client_that_leaves_is_noticed, .timeout = 60)
+{
+    start_tls(NULL);
+    for (int began = 0; began < 2; began++) {
+        const char *path = began ? "/live" : "/hold";
+        char request[128];
+        snprintf(request, sizeof request,
+                 "POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", path);
+        client c = dial();
+        puts_to(&c, request);
+        leave(&c, began);
+        c = dial_tls(alpn_http1, sizeof alpn_http1);
+        puts_to(&c, request);
+        leave(&c, began);
+        c = dial();
+        greet(&c, 65535);
+        put_request(&c, 1, "GET", path, false);
+        leave(&c, began);
+        c = dial_tls(alpn_h2, sizeof alpn_h2);
+        greet(&c, 65535);
+        put_request(&c, 1, "GET", path, false);
+        leave(&c, began);
+
+        /* A reset ends one stream; the connection goes on. */
+        c = dial();
+        greet(&c, 65535);
+        put_request(&c, 1, "GET", path, false);
+        cr_assert(within(2000, one_handled));
+        uint64_t now = base_now_ns();
+        put_frame(&c, RST, 0, 1, "\0\0\0\x08", 4);
+        cr_expect(within(500, one_gone));
+        put_request(&c, 3, "GET", "/about", false);
+        cr_expect_eq(finish_stream(&c, 3, NULL, NULL), DATA);
+        shutdown(c.fd, SHUT_RDWR);
+        expect_gone(&c, now);
+
+        /* On HTTP/1.1 a closed sending side alone means that nobody waits. */
+        c = dial();
+        puts_to(&c, request);
+        cr_assert(within(2000, one_handled));
+        now = base_now_ns();
+        shutdown(c.fd, SHUT_WR);
+        expect_gone(&c, now);
+    }
+    /* What can be answered at once is, to a half-closed client too. */
+    client c = dial();
+    puts_to(&c, "GET /about HTTP/1.1\r\nHost: a\r\n\r\n");
+    shutdown(c.fd, SHUT_WR);
+    char *text = slurp(&c, NULL);
+    cr_expect_not_null(strstr(text, "GET /about"), "%s", text);
+    free(text);
+    hang_up(&c);
+    stop();
+}
+
+Test(server, each_record_is_a_data_frame)
+{
+    start(NULL);
+    client c = dial();
+    greet(&c, 65535);
+    put_request(&c, 1, "GET", "/records?20", false);
+    uint32_t frames = 0;
+    base_buf body;
+    base_buf_init(&body, 0);
+    finish_stream(&c, 1, &body, &frames);
+    cr_expect_eq(frames, 20u);
+    cr_expect_eq(body.length, 20 * 14u);
+    /* Behind a slow reader they are joined; nothing is lost. */
+    base_buf_clear(&body);
+    put_request(&c, 3, "GET", "/records?5000", false);
+    finish_stream(&c, 3, &body, NULL);
+    cr_expect_eq(body.length, 5000 * 14u);
+    base_buf_deinit(&body);
+    hang_up(&c);
+    stop();
+}
+
+static void expect_pattern(const char *bytes, size_t length, size_t total)
+{
+    cr_expect_eq(length, total);
+    for (size_t i = 0; i < length && i < total; i++)
+        if ((unsigned char)bytes[i] != pattern(i)) {
+            cr_expect_fail("byte %zu differs", i);
+            return;
+        }
+}
+
+static long resident_kib(void)
+{
+    long pages = 0, skip;
+    FILE *file = fopen("/proc/self/statm", "r");
+    cr_assert_eq(fscanf(file, "%ld %ld", &skip, &pages), 2);
+    fclose(file);
+    return pages * 4;
+}
+
+Test(server, a_slow_reader_holds_little_memory_and_loses_nothing, .timeout = 60)
+{
+    start(NULL);
+    size_t total = 60u << 20;
+    long before = resident_kib();
+    client c = dial(), slow = dial();
+    puts_to(&slow, "GET /flood?62914560 HTTP/1.0\r\nHost: a\r\n\r\n");
+    greet(&c, 100);
+    put_request(&c, 1, "GET", "/flood?62914560", false);
+    put_request(&c, 3, "GET", "/about", false);
+    nanosleep(&(struct timespec){.tv_nsec = 300 * 1000000}, NULL);
+    cr_expect_lt(resident_kib() - before, 8192, "%ld KiB", resident_kib() - before);
+    cr_expect_eq(gone_count, 0u);
+    base_buf body;
+    base_buf_init(&body, 0);
+    open_window(&c, 0, 1u << 30);
+    open_window(&c, 1, 1u << 30);
+    cr_expect_eq(finish_stream(&c, 1, &body, NULL), DATA);
+    expect_pattern(body.data, body.length, total);
+    base_buf_deinit(&body);
+    size_t length;
+    char *text = slurp(&slow, &length);
+    char *begin = strstr(text, "\r\n\r\n") + 4;
+    expect_pattern(begin, length - (size_t)(begin - text), total);
+    free(text);
+    cr_expect_gt(drained_count, 2u);
+    hang_up(&c);
+    hang_up(&slow);
+    stop();
+}
+
+Test(server, a_reader_that_stops_is_cut_and_its_neighbour_is_not, .timeout = 60)
+{
+    start(SETS("--set=limits.write_stall_ms=400", "--set=limits.idle_connection_ms=1500"));
+    client c = dial();
+    uint64_t begin = base_now_ns();
+    puts_to(&c, "GET /flood?62914560 HTTP/1.1\r\nHost: a\r\n\r\n");
+    cr_expect(within(3000, one_gone));
+    cr_expect_gt((gone_ns - begin) / MS, 350u);
+    cr_expect_lt((gone_ns - begin) / MS, 2000u);
+    cr_expect(within(1000, none_open));
+    hang_up(&c);
+    gone_count = 0;
+
+    c = dial();
+    greet(&c, 100);
+    put_request(&c, 1, "GET", "/flood?62914560", false);
+    cr_expect(within(3000, one_gone));
+    put_request(&c, 3, "GET", "/about", false);
+    base_buf body;
+    base_buf_init(&body, 0);
+    cr_expect_eq(finish_stream(&c, 3, &body, NULL), DATA, "the connection died with the stream");
+    base_buf_deinit(&body);
+    cr_expect(within(4000, none_open), "a stuck stream keeps its connection");
+    hang_up(&c);
+
+    /* A whole answer that nobody reads is cut too. */
+    gone_count = 0;
+    c = dial();
+    int small = 4096;
+    setsockopt(c.fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+    char *big = calloc(1, 20u << 20);
+    puts_to(&c, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 20971520\r\n\r\n");
+    cr_expect(put(&c, big, 20u << 20));
+    cr_expect(within(4000, none_open));
+    free(big);
+    hang_up(&c);
+    stop();
+}
+
+Test(server, a_handler_that_does_not_wait_loses_its_stream)
+{
+    start(NULL);
+    client c = dial();
+    greet(&c, 100);
+    put_request(&c, 1, "GET", "/rude?31457280", false);
+    cr_expect(within(1000, one_handled));
+    nanosleep(&(struct timespec){.tv_nsec = 300 * 1000000}, NULL);
+    put_request(&c, 3, "GET", "/about", false);
+    cr_expect_eq(finish_stream(&c, 3, NULL, NULL), DATA);
+    hang_up(&c);
+    stop();
+}
+
+Test(server, idle_and_slow_clients_are_let_go, .timeout = 60)
+{
+    start(SETS("--set=limits.idle_connection_ms=500", "--set=limits.upload_ms=1200"));
+    client idle = dial(), stalled = dial(), kept = dial(), busy = dial(), two = dial();
+    uint64_t begin = base_now_ns();
+    puts_to(&stalled, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\nabc");
+    puts_to(&kept, "GET /about HTTP/1.1\r\nHost: a\r\n\r\n");
+    puts_to(&busy, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    greet(&two, 65535);
+    put_request(&two, 1, "POST", "/echo", true);
+    put_frame(&two, DATA, 0, 1, "abc", 3);
+    client *all[] = {&idle, &stalled, &kept, &two};
+    for (size_t i = 0; i < 4; i++) {
+        free(slurp(all[i], NULL));
+        cr_expect_gt((base_now_ns() - begin) / MS, 450u, "client %zu", i);
+        cr_expect_lt((base_now_ns() - begin) / MS, 2500u, "client %zu", i);
+        hang_up(all[i]);
+    }
+    cr_expect_eq(gone_count, 0u, "a request that runs is not idle");
+    hang_up(&busy);
+
+    /* Bytes that drip keep a connection from being idle, but not for ever. */
+    client drip = dial();
+    begin = base_now_ns();
+    puts_to(&drip, "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n");
+    while (puts_to(&drip, "x") && base_now_ns() - begin < 5000 * MS)
+        nanosleep(&(struct timespec){.tv_nsec = 100 * 1000000}, NULL);
+    cr_expect_gt((base_now_ns() - begin) / MS, 1100u);
+    cr_expect_lt((base_now_ns() - begin) / MS, 2500u);
+    hang_up(&drip);
+
+    /* A slow but steady upload goes through: longer than a silence may be, shorter than the bound.
+     */
+    client steady = dial();
+    puts_to(&steady,
+            "POST /about HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 9\r\n\r\n");
+    for (int i = 0; i < 9; i++) {
+        nanosleep(&(struct timespec){.tv_nsec = 100 * 1000000}, NULL);
+        puts_to(&steady, "x");
+    }
+    char *text = slurp(&steady, NULL);
+    cr_expect_not_null(strstr(text, " 200 "), "%s", text);
+    free(text);
+    hang_up(&steady);
+    stop();
+}
+
+Test(server, bodies_of_all_clients_are_bounded_together, .timeout = 60)
+{
+    start(
+        SETS("--set=limits.body_bytes_max=8000000", "--set=limits.body_bytes_total_max=16000000"));
+    client all[10];
+    char *big = calloc(1, 6000000);
+    for (size_t i = 0; i < 10; i++) {
+        all[i] = dial();
+        struct timeval limit = {.tv_usec = 300000};
+        setsockopt(all[i].fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+        if (i % 2 == 0) {
+            puts_to(&all[i], "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 6000001\r\n\r\n");
+            put(&all[i], big, 6000000);
+        } else {
+            greet(&all[i], 65535);
+            put_request(&all[i], 1, "POST", "/echo", true);
+            for (size_t at = 0; at < 6000000; at += 10000)
+                if (!put_frame(&all[i], DATA, 0, 1, big, 10000))
+                    break;
+        }
+    }
+    nanosleep(&(struct timespec){.tv_nsec = 300 * 1000000}, NULL);
+    gw_server_stats stats = gw_server_get_stats(server);
+    cr_expect_geq(stats.kicked, 6u, "%llu", (unsigned long long)stats.kicked);
+    cr_expect_leq(stats.open_connections, 4u, "%u", stats.open_connections);
+    client honest = dial();
+    puts_to(&honest, "GET /about HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    char *text = slurp(&honest, NULL);
+    cr_expect_not_null(strstr(text, " 200 "), "%s", text);
+    free(text);
+    hang_up(&honest);
+    for (size_t i = 0; i < 10; i++)
+        hang_up(&all[i]);
+    free(big);
+    stop();
+}
+
+Test(server, a_flood_of_resets_is_stopped, .timeout = 60)
+{
+    start(NULL);
+    for (int held = 0; held < 2; held++) {
+        client c = dial(), honest = dial();
+        greet(&c, 65535);
+        handled_count = 0;
+        gone_count = 0;
+        for (uint32_t i = 0; i < 20000; i++)
+            if (!put_request(&c, 2 * i + 1, "GET", held ? "/hold" : "/about", false) ||
+                !put_frame(&c, RST, 0, 2 * i + 1, "\0\0\0\x08", 4))
+                break;
+        char block[65536];
+        while (get(&c, block, sizeof block) > 0)
+            ;
+        cr_expect_lt(handled_count, 1000u, "%u requests were run", handled_count);
+        puts_to(&honest, "GET /about HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+        char *text = slurp(&honest, NULL);
+        cr_expect_not_null(strstr(text, " 200 "), "%s", text);
+        free(text);
+        hang_up(&honest);
+        hang_up(&c);
+        cr_expect(within(1000, none_open));
+    }
+    stop();
+}
+
+Test(server, connections_are_bounded_and_idle_ones_make_room, .timeout = 60)
+{
+    start(SETS("--set=limits.connections_max=4"));
+    client busy[3], idle = dial(), late;
+    for (size_t i = 0; i < 3; i++) {
+        busy[i] = dial();
+        puts_to(&busy[i], "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    }
+    late = dial();
+    puts_to(&late, "GET /about HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    nanosleep(&(struct timespec){.tv_nsec = 300 * 1000000}, NULL);
+    cr_expect_leq(gw_server_get_stats(server).open_connections, 4u);
+    client admin = dial_to(gw_server_address(server, GW_LISTENER_ADMIN));
+    puts_to(&admin, "GET /about HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    char *text = slurp(&admin, NULL);
+    cr_expect_not_null(strstr(text, " 200 "), "the operator is locked out");
+    free(text);
+    hang_up(&admin);
+    text = slurp(&late, NULL);
+    cr_expect_not_null(strstr(text, " 200 "), "%s", text);
+    free(text);
+    hang_up(&late);
+    hang_up(&idle);
+    for (size_t i = 0; i < 3; i++)
+        hang_up(&busy[i]);
+    stop();
+}
+
+static void *drain_now(void *arg)
+{
+    uint64_t begin = base_now_ns();
+    gw_server_drain(server, 5000);
+    return (void *)(uintptr_t)((base_now_ns() - begin) / MS);
+}
+
+static bool all_late(void)
+{
+    return handled_count == 3;
+}
+
+Test(server, draining_finishes_what_runs_and_closes_what_idles, .timeout = 60)
+{
+    start(NULL);
+    client idle = dial(), kept = dial(), late = dial(), two = dial(), quiet = dial();
+    puts_to(&kept, "GET /about HTTP/1.1\r\nHost: a\r\n\r\n");
+    char block[4096];
+    cr_assert_gt(get(&kept, block, sizeof block), 0);
+    greet(&quiet, 65535);
+    puts_to(&late, "GET /late HTTP/1.1\r\nHost: a\r\n\r\n");
+    greet(&two, 65535);
+    put_request(&two, 1, "GET", "/late", false);
+    cr_assert(within(2000, all_late));
+    pthread_t thread;
+    void *ms;
+    pthread_create(&thread, NULL, drain_now, NULL);
+    char *text = slurp(&late, NULL);
+    cr_expect_not_null(strstr(text, "late"), "%s", text);
+    free(text);
+    base_buf body;
+    base_buf_init(&body, 0);
+    cr_expect_eq(finish_stream(&two, 1, &body, NULL), DATA);
+    cr_expect_str_eq(body.data, "late");
+    base_buf_deinit(&body);
+    free(slurp(&idle, NULL));
+    free(slurp(&kept, NULL));
+    free(slurp(&quiet, NULL));
+    pthread_join(thread, &ms);
+    cr_expect_lt((uintptr_t)ms, 2500u, "%zu ms", (size_t)(uintptr_t)ms);
+    client *all[] = {&idle, &kept, &late, &two, &quiet};
+    for (size_t i = 0; i < 5; i++)
+        hang_up(all[i]);
+    stop();
+}
+
+Test(server, draining_cuts_what_does_not_end, .timeout = 60)
+{
+    start(NULL);
+    client one = dial(), two = dial(), live = dial();
+    puts_to(&one, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    puts_to(&live, "GET /live HTTP/1.1\r\nHost: a\r\n\r\n");
+    greet(&two, 65535);
+    put_request(&two, 1, "GET", "/hold", false);
+    cr_assert(within(2000, all_late));
+    uint64_t begin = base_now_ns();
+    gw_server_drain(server, 300);
+    cr_expect_lt((base_now_ns() - begin) / MS, 1500u);
+    cr_expect_eq(gone_count, 3u);
+    hang_up(&one);
+    hang_up(&two);
+    hang_up(&live);
+    stop();
+}
+
+Test(server, an_upload_during_draining_is_answered, .timeout = 60)
+{
+    start(NULL);
+    static const char some[400];
+    client c = dial();
+    greet(&c, 65535);
+    put_request(&c, 1, "POST", "/about", true);
+    for (int i = 0; i < 3; i++)
+        put_frame(&c, DATA, 0, 1, some, sizeof some);
+    nanosleep(&(struct timespec){.tv_nsec = 200 * 1000000}, NULL);
+    pthread_t thread;
+    pthread_create(&thread, NULL, drain_now, NULL);
+    for (int i = 0; i < 8; i++) {
+        nanosleep(&(struct timespec){.tv_nsec = 200 * 1000000}, NULL);
+        put_frame(&c, DATA, i == 7, 1, "0123456789", 10);
+    }
+    base_buf body;
+    base_buf_init(&body, 0);
+    cr_expect_eq(finish_stream(&c, 1, &body, NULL), DATA);
+    cr_expect(body.length > 0);
+    base_buf_deinit(&body);
+    pthread_join(thread, NULL);
+    hang_up(&c);
+    stop();
+}
+
+static _Atomic uint32_t run_count;
+static uint32_t last_of[4];
+static _Atomic bool in_order = true;
+
+typedef struct numbered {
+    gw_message message;
+    uint32_t poster, number;
+} numbered;
+
+static void check_order(gw_message *message)
+{
+    numbered *n = (numbered *)message;
+    if (n->number != last_of[n->poster] + 1)
+        in_order = false;
+    last_of[n->poster] = n->number;
+    free(n);
+    run_count++;
+}
+
+static gw_loop *_Atomic some_loop;
+
+static void *post_many(void *arg)
+{
+    for (uint32_t i = 1; i <= 20000; i++) {
+        numbered *n = calloc(1, sizeof *n);
+        *n =
+            (numbered){.message.run = check_order, .poster = (uint32_t)(uintptr_t)arg, .number = i};
+        gw_loop_post(some_loop, &n->message);
+    }
+    return NULL;
+}
+
+static void find_loop(void *ctx, gw_exchange *exchange)
+{
+    some_loop = gw_exchange_loop(exchange);
+    gw_respond(exchange, 200, NULL, 0, "", 0);
+}
+
+static bool all_run(void)
+{
+    return run_count == 80000;
+}
+
+Test(server, messages_arrive_once_and_in_order)
+{
+    char *argv[] = {"test", "--listen=127.0.0.1:0", "--set=admin.listen=", "--set=server.loops=2"};
+    base_err err = BASE_ERR_INIT;
+    cr_assert_eq(gw_conf_create(&conf, NULL, 4, argv, &err), BASE_OK);
+    gw_server_options options = {.conf = conf, .handler = find_loop};
+    cr_assert_eq(gw_server_create(&server, &options, &err), BASE_OK, "%s", err.text);
+    cr_expect_null(gw_server_address(server, GW_LISTENER_ADMIN));
+    cr_expect_eq(gw_server_loop_count(server), 2u);
+    gw_server_start(server);
+    free(talk("GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"));
+    pthread_t threads[4];
+    for (uintptr_t i = 0; i < 4; i++)
+        pthread_create(&threads[i], NULL, post_many, (void *)i);
+    for (size_t i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    cr_expect(within(5000, all_run));
+    cr_expect(in_order);
+    stop();
+}
+
+Test(server, an_address_in_use_is_named)
+{
+    start(NULL);
+    char listen[64];
+    snprintf(listen, sizeof listen, "--listen=%s", gw_server_address(server, GW_LISTENER_PUBLIC));
+    char *argv[] = {"test", listen, "--set=admin.listen="};
+    base_err err = BASE_ERR_INIT;
+    gw_conf *other;
+    gw_server *second;
+    cr_assert_eq(gw_conf_create(&other, NULL, 3, argv, &err), BASE_OK);
+    gw_server_options options = {.conf = other, .handler = handle};
+    cr_expect_eq(gw_server_create(&second, &options, &err), BASE_IO);
+    cr_expect_str_eq(err.param, "server.listen");
+    cr_expect_not_null(strstr(err.text, listen + 9), "%s", err.text);
+    gw_conf_destroy(other);
+    stop();
+}
+
+static void expect_curl(const char *flags, const char *url, const char *path, const char *version)
+{
+    char command[512], text[4096];
+    snprintf(command, sizeof command,
+             "curl -sS --max-time 10 -o - -w ' %%{http_version}' %s %s%s 2>&1", flags, url, path);
+    FILE *pipe = popen(command, "r");
+    size_t n = fread(text, 1, sizeof text - 1, pipe);
+    text[n] = '\0';
+    cr_expect_eq(pclose(pipe), 0, "%s: %s", command, text);
+    char *end = strrchr(text, ' ');
+    cr_assert_not_null(end, "%s", command);
+    cr_expect_str_eq(end + 1, version, "%s: %s", command, text);
+}
+
+Test(server, curl_gets_through_on_every_protocol, .timeout = 60)
+{
+    if (system("command -v curl >/dev/null 2>&1") != 0)
+        cr_skip("no curl here");
+    start_tls(NULL);
+    char clear[64], tls[64];
+    snprintf(clear, sizeof clear, "http://%s", gw_server_address(server, GW_LISTENER_PUBLIC));
+    snprintf(tls, sizeof tls, "https://%s", gw_server_tls_address(server));
+    expect_curl("--http1.1", clear, "/records?3", "1.1");
+    expect_curl("--http1.0", clear, "/records?3", "1.1"); /* the library names its own version */
+    expect_curl("--http2-prior-knowledge", clear, "/records?3", "2");
+    expect_curl("--http2", clear, "/records?3", "2");
+    expect_curl("-k --http1.1", tls, "/records?3", "1.1");
+    expect_curl("-k --http2", tls, "/records?3", "2");
+    expect_curl("-k --tls-max 1.2 --http2", tls, "/about", "2");
+    expect_curl("-d abc -H 'Expect: 100-continue' --http1.1", clear, "/echo", "1.1");
+    stop();
+}
+
+Test(server, an_aborted_stream_does_not_look_whole)
+{
+    start(NULL);
+    char *text = talk("GET /abort HTTP/1.1\r\nHost: a\r\n\r\n");
+    cr_expect_null(strstr(text, "\r\n0\r\n\r\n"), "%s", text);
+    free(text);
+    client c = dial();
+    greet(&c, 65535);
+    put_request(&c, 1, "GET", "/abort", false);
+    cr_expect_eq(finish_stream(&c, 1, NULL, NULL), RST);
+    hang_up(&c);
+    stop();
+}
