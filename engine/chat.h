@@ -58,7 +58,7 @@ void eng_decoder_destroy(eng_decoder *decoder);
  * matched: nothing more may be pushed. Memory is bounded by what is held back: a non-string
  * argument, at most the output. */
 bool eng_decoder_push(eng_decoder *decoder, int32_t id, const char *bytes, size_t length);
-/* End of output: gives out what was held back, closes open calls only if they are whole. */
+/* End of output: gives out what was held back. An open call is closed only if the last token pushed was the end of turn. */
 void eng_decoder_finish(eng_decoder *decoder);
 int32_t eng_decoder_stop_index(const eng_decoder *decoder); /* -1: none matched */
 uint32_t eng_decoder_whole_tokens(
