@@ -1,12 +1,12 @@
 /* gw_metrics: counters, gauges and histograms with bounded labels, in Prometheus text (version 0.0.4).
  *
- * Counting is one relaxed atomic add. Thread: any. */
+ * Every name begins with whimbrel_. Label values come from this source only: routes, statuses, never a client's text.
+ * Counting is a relaxed atomic add or three. Thread: any. */
 #pragma once
 #include "engine/base/buf.h"
 #include "gateway/app.h"
 
 typedef enum gw_counter {
-    GW_REQUESTS,          /* label status class, see gw_metrics_request */
     GW_CLIENT_GONE,
     GW_COMMIT_FAILED,     /* turns completed with "stored": false, or ended in an error */
     GW_TURNS_STORED,
@@ -29,10 +29,11 @@ typedef enum gw_histogram {
 } gw_histogram;
 
 base_code gw_metrics_create(gw_metrics **out, base_err *err);
-void gw_metrics_destroy(gw_metrics *metrics);
+void gw_metrics_destroy(gw_metrics *metrics); /* NULL is fine */
 void gw_metrics_add(gw_metrics *metrics, gw_counter counter, uint64_t n);
 void gw_metrics_observe(gw_metrics *metrics, gw_histogram histogram, double value);
-/* One finished HTTP request: route is one of a fixed list of strings, status the HTTP status. */
+/* One finished HTTP request. `route` is a static string, one of at most GW_ROUTES_MAX (the rest count as "other"). */
+#define GW_ROUTES_MAX 48
 void gw_metrics_request(gw_metrics *metrics, const char *route, int status);
 /* The whole text: own metrics, then the engine's and the server's. */
 void gw_metrics_render(gw_metrics *metrics, const gw_app *app, base_buf *out);

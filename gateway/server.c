@@ -1027,6 +1027,15 @@ static const char *reason_of(int status)
     return "Status";
 }
 
+void gw_exchange_add_header(gw_exchange *exchange, const char *name, const char *value)
+{
+    h2o_req_t *req = exchange->req;
+    h2o_iovec_t name_copy = h2o_strdup(&req->pool, name, SIZE_MAX);
+    h2o_iovec_t value_copy = h2o_strdup(&req->pool, value, SIZE_MAX);
+    h2o_add_header_by_str(&req->pool, &req->res.headers, name_copy.base, name_copy.len, 1, NULL,
+                          value_copy.base, value_copy.len);
+}
+
 static void start_response(gw_exchange *exchange, int status, const gw_header *headers,
                            size_t header_count, size_t length)
 {
@@ -1036,12 +1045,8 @@ static void start_response(gw_exchange *exchange, int status, const gw_header *h
     req->res.status = status;
     req->res.reason = reason_of(status);
     req->res.content_length = status == 204 ? SIZE_MAX : length;
-    for (size_t i = 0; i < header_count; i++) {
-        h2o_iovec_t name = h2o_strdup(&req->pool, headers[i].name, SIZE_MAX);
-        h2o_iovec_t value = h2o_strdup(&req->pool, headers[i].value, SIZE_MAX);
-        h2o_add_header_by_str(&req->pool, &req->res.headers, name.base, name.len, 1, NULL,
-                              value.base, value.len);
-    }
+    for (size_t i = 0; i < header_count; i++)
+        gw_exchange_add_header(exchange, headers[i].name, headers[i].value);
     h2o_add_header_by_str(&req->pool, &req->res.headers, H2O_STRLIT("x-request-id"), 1, NULL,
                           exchange->id, strlen(exchange->id));
     exchange->started = true;

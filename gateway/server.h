@@ -50,6 +50,9 @@ typedef struct gw_header {
     const char *name, *value; /* lower-case name; copied */
 } gw_header;
 
+/* Goes out with the answer, besides what gw_respond or gw_stream_begin are given; copied. */
+void gw_exchange_add_header(gw_exchange *exchange, const char *name, const char *value);
+
 /* Whole answers. Adds x-request-id; `body` is copied. Ends the exchange. Thread: the loop's. */
 void gw_respond(gw_exchange *exchange, int status, const gw_header *headers, size_t header_count, const void *body,
                 size_t length);

@@ -14,7 +14,8 @@ static base_code refuse(SSL_CTX *ctx, const char *key, const char *file, base_er
     const char *reason = last != 0 ? ERR_reason_error_string(last) : NULL;
     ERR_clear_error();
     SSL_CTX_free(ctx);
-    return base_fail_param(err, BASE_FORMAT, key, "%s %s: %s", key, file, reason != NULL ? reason : "not usable");
+    return base_fail_param(err, BASE_FORMAT, key, "%s %s: %s", key, file,
+                           reason != NULL ? reason : "not usable");
 }
 
 static base_code readable(const char *key, const char *file, base_err *err)
@@ -34,15 +35,16 @@ base_code gw_tls_create(SSL_CTX **out, const char *cert, const char *key, base_e
     if (ctx == NULL)
         return base_fail(err, BASE_NOMEM, "no memory for the TLS context");
     SSL_CTX_set_min_proto_version(ctx, TLS1_2_VERSION);
-    SSL_CTX_set_options(ctx, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION | SSL_OP_CIPHER_SERVER_PREFERENCE |
-                                 SSL_OP_IGNORE_UNEXPECTED_EOF);
+    SSL_CTX_set_options(ctx, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION |
+                                 SSL_OP_CIPHER_SERVER_PREFERENCE | SSL_OP_IGNORE_UNEXPECTED_EOF);
     /* HTTP/2 forbids everything without forward secrecy and AEAD (RFC 9113, appendix A). */
     if (SSL_CTX_set_cipher_list(ctx, "ECDHE+AESGCM:ECDHE+CHACHA20") != 1 ||
         SSL_CTX_set_session_id_context(ctx, (const unsigned char *)"whimbrel", 8) != 1)
         return refuse(ctx, "server.tls_cert", cert, err);
     if (SSL_CTX_use_certificate_chain_file(ctx, cert) != 1)
         return refuse(ctx, "server.tls_cert", cert, err);
-    if (SSL_CTX_use_PrivateKey_file(ctx, key, SSL_FILETYPE_PEM) != 1 || SSL_CTX_check_private_key(ctx) != 1)
+    if (SSL_CTX_use_PrivateKey_file(ctx, key, SSL_FILETYPE_PEM) != 1 ||
+        SSL_CTX_check_private_key(ctx) != 1)
         return refuse(ctx, "server.tls_key", key, err);
     h2o_ssl_register_alpn_protocols(ctx, h2o_http2_alpn_protocols);
     *out = ctx;

@@ -1,0 +1,14 @@
+/* api_models: which model is served, and whether the server lives and is ready. Thread: the exchange's loop. */
+#pragma once
+#include "gateway/app.h"
+
+/* GET /v1/models and /v1/models/{id}; Anthropic's shape when the client sends `anthropic-version`. */
+void gw_api_models_list(gw_app *app, gw_exchange *exchange);
+void gw_api_models_get(gw_app *app, gw_exchange *exchange);
+
+/* 200 as long as the process answers. */
+void gw_api_health(gw_app *app, gw_exchange *exchange);
+/* 200, or 503 while draining and when the engine has work but made no step for 15 seconds. */
+void gw_api_ready(gw_app *app, gw_exchange *exchange);
+/* GET / */
+void gw_api_root(gw_app *app, gw_exchange *exchange);

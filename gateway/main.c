@@ -1,0 +1,296 @@
+/* Start and stop, in order. Everything that can fail for a reason outside of us fails here, before
+ * anyone is served, in one line that names the file or key, with exit status 2. */
+#include <errno.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+#include "gateway/bridge.h"
+#include "gateway/conf.h"
+#include "gateway/ledger.h"
+#include "gateway/metrics.h"
+#include "gateway/route.h"
+#include "gateway/tenant.h"
+#include "gateway/work.h"
+
+#define EXIT_UNUSABLE 2
+#define TICK_MS_MAX 1000      /* of the bridge; a keep-alive is late by at most this */
+#define BRIDGE_DRAIN_MS 10000 /* for a step that runs and the commits of what was cut */
+#define WATCHDOG_SLACK_MS 15000
+#define SPARE_FDS 128 /* listeners, epoll, database, weights */
+
+static void sleep_ms(uint32_t ms)
+{
+    struct timespec left = {.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000};
+    while (nanosleep(&left, &left) != 0 && errno == EINTR)
+        ;
+}
+
+static base_code make_data_directory(const gw_conf *conf, base_err *err)
+{
+    if (mkdir(conf->data_path, 0700) != 0 && errno != EEXIST)
+        return base_fail_param(err, BASE_IO, "data.path", "data.path %.120s: %s", conf->data_path,
+                               strerror(errno));
+    if (access(conf->data_path, R_OK | W_OK | X_OK) != 0)
+        return base_fail_param(err, BASE_IO, "data.path", "data.path %.120s: %s", conf->data_path,
+                               strerror(errno));
+    return BASE_OK;
+}
+
+static void raise_descriptor_limit(const gw_conf *conf)
+{
+    struct rlimit limit;
+    rlim_t needed = (rlim_t)conf->limits_connections_max + SPARE_FDS;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed)
+        return;
+    limit.rlim_cur = limit.rlim_max < needed ? limit.rlim_max : needed;
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur < needed)
+        base_log(BASE_LOG_WARN, "descriptors limit=%llu wanted=%llu key=limits.connections_max",
+                 (unsigned long long)limit.rlim_cur, (unsigned long long)needed);
+}
+
+static base_code create_engine(gw_app *app, base_err *err)
+{
+    const gw_conf *conf = app->conf;
+    const char *draft = conf->model_draft;
+    if (strcmp(draft, "auto") == 0)
+        draft = NULL;
+    else if (strcmp(draft, "off") == 0)
+        draft = "";
+    const eng_options options = {
+        .model = conf->model_path,
+        .draft = draft,
+        .backend = conf->engine_backend,
+        .variant = conf->engine_cpu,
+        .kv = conf->engine_kv,
+        .threads = conf->engine_threads,
+        .kv_bytes = conf->engine_kv_bytes_max,
+        .context_max = conf->engine_context_max_tokens,
+        .sequences_max = conf->engine_sequences_max,
+        .queue_max = conf->engine_queue_max,
+        .step_rows_max = conf->engine_step_rows_max,
+        .prefill_chunk = conf->engine_prefill_chunk_tokens,
+        .draft_tokens = conf->engine_draft,
+        .sink = gw_bridge_sink(app->bridge),
+        .slow_step_us = conf->engine_slow_step_us,
+    };
+    return eng_create(&app->engine, &options, err);
+}
+
+/* An address that others reach needs keys. */
+static base_code check_reach(const gw_app *app, base_err *err)
+{
+    const gw_conf *conf = app->conf;
+    const char *const listens[][2] = {{"server.listen", conf->server_listen},
+                                      {"server.tls_listen", conf->server_tls_listen},
+                                      {"admin.listen", conf->admin_listen}};
+    if (gw_tenants_keyed(app->tenants) || conf->server_insecure)
+        return BASE_OK;
+    for (size_t i = 0; i < sizeof listens / sizeof *listens; i++)
+        if (listens[i][1][0] != '\0' && !gw_conf_is_loopback(listens[i][1]))
+            return base_fail_param(
+                err, BASE_DENIED, listens[i][0],
+                "%s %.60s reaches beyond this machine and there are no keys; make one, or set "
+                "server.insecure=true",
+                listens[i][0], listens[i][1]);
+    return BASE_OK;
+}
+
+static base_code start(gw_app *app, base_err *err)
+{
+    const gw_conf *conf = app->conf;
+    base_code code;
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t workers =
+        conf->workers_threads != 0 ? conf->workers_threads : (uint32_t)((cores + 1) / 2);
+    uint32_t tick_ms = conf->server_keepalive_ms / 4;
+    tick_ms = tick_ms < 5 ? 5 : tick_ms > TICK_MS_MAX ? TICK_MS_MAX : tick_ms;
+    const gw_ledger_options ledger = {.path = conf->data_path,
+                                      .cached_ttl_s = conf->ledger_cached_ttl_s};
+    const gw_server_options server = {
+        .conf = conf, .handler = gw_route_handle, .ended = gw_route_ended, .ctx = app};
+    if ((code = make_data_directory(conf, err)) != BASE_OK ||
+        (code = gw_route_open_trace(conf, err)) != BASE_OK ||
+        (code = gw_metrics_create(&app->metrics, err)) != BASE_OK ||
+        (code = gw_ledger_open(&app->ledger, &ledger, err)) != BASE_OK ||
+        (code = gw_tenants_create(&app->tenants, app->ledger, err)) != BASE_OK ||
+        (code = check_reach(app, err)) != BASE_OK ||
+        (code = gw_bridge_create(&app->bridge, tick_ms, err)) != BASE_OK ||
+        (code = create_engine(app, err)) != BASE_OK ||
+        (code = gw_workers_create(&app->workers, workers, conf->workers_queue_max, err)) !=
+            BASE_OK ||
+        (code = gw_server_create(&app->server, &server, err)) != BASE_OK)
+        return code;
+    gw_server_start(app->server);
+    return BASE_OK;
+}
+
+/* In the reverse order of start. Requests end first, then what they stood on. */
+static void stop(gw_app *app)
+{
+    if (app->server != NULL) {
+        gw_server_drain(app->server, app->conf->server_drain_ms);
+        if (!gw_bridge_drain(app->bridge, BRIDGE_DRAIN_MS)) {
+            /* The engine hangs: nothing below can be taken down. What clients were told is
+             * committed. */
+            base_log(BASE_LOG_ERROR, "engine_hangs ports=%u", gw_bridge_open_ports(app->bridge));
+            _exit(EXIT_SUCCESS);
+        }
+    }
+    gw_workers_destroy(app->workers);
+    gw_server_destroy(app->server);
+    eng_destroy(app->engine);
+    gw_bridge_destroy(app->bridge);
+    gw_tenants_destroy(app->tenants);
+    gw_ledger_close(app->ledger);
+    gw_metrics_destroy(app->metrics);
+}
+
+/* libh2o: a connection can make a loop spin for ever during its graceful shutdown (HEADERS without
+ * END_HEADERS, then CONTINUATION after the last GOAWAY); no join would come back. */
+static void *watchdog(void *arg)
+{
+    sleep_ms(*(const uint32_t *)arg + WATCHDOG_SLACK_MS);
+    base_log(BASE_LOG_ERROR, "shutdown_overdue");
+    _exit(EXIT_SUCCESS);
+}
+
+/* What a signal means; written by main. */
+typedef enum phase { LOADING, SERVING, STOPPING } phase;
+static _Atomic int phase_now = LOADING;
+static sem_t stop_wanted;
+
+typedef struct command {
+    int argc;
+    char **argv;
+} command;
+
+static void reread_live_keys(const command *line)
+{
+    base_err err = BASE_ERR_INIT;
+    gw_conf *conf;
+    if (gw_conf_create(&conf, NULL, line->argc, line->argv, &err) != BASE_OK) {
+        base_log(BASE_LOG_ERROR, "config_kept reason=\"%s\"", err.text);
+        return;
+    }
+    base_log_set_level(conf->log_level);
+    gw_conf_destroy(conf);
+}
+
+/* The one thread that takes signals: they are blocked in all others. Of main's order of stopping,
+ * the first signal while serving is the beginning; while loading, and the second time, there is
+ * nothing to wait for. */
+static void *signal_main(void *arg)
+{
+    sigset_t signals;
+    int got;
+    pthread_setname_np(pthread_self(), "signals");
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGHUP);
+    for (;;) {
+        if (sigwait(&signals, &got) != 0)
+            continue;
+        if (got == SIGHUP) {
+            reread_live_keys(arg);
+        } else if (atomic_exchange(&phase_now, STOPPING) == SERVING) {
+            base_log(BASE_LOG_INFO, "stopping signal=%d", got);
+            sem_post(&stop_wanted);
+        } else {
+            base_log(BASE_LOG_WARN, "stopped_at_once signal=%d", got);
+            _exit(EXIT_SUCCESS);
+        }
+    }
+    return NULL;
+}
+
+static void run_detached(void *(*run)(void *), void *arg)
+{
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, run, arg) == 0);
+    pthread_detach(thread);
+}
+
+static void block_signals(void)
+{
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &signals, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+static void print_ready(const gw_app *app, uint64_t begin)
+{
+    const eng_info *info = eng_get_info(app->engine);
+    const char *tls = gw_server_tls_address(app->server),
+               *admin = gw_server_address(app->server, GW_LISTENER_ADMIN);
+    printf("ready http://%s model=%s backend=%s ms=%llu\n",
+           gw_server_address(app->server, GW_LISTENER_PUBLIC), info->name, info->backend,
+           (unsigned long long)((base_now_ns() - begin) / 1000000));
+    fflush(stdout);
+    base_log(BASE_LOG_INFO, "listening tls=%s admin=%s keys=%d", tls != NULL ? tls : "off",
+             admin != NULL ? admin : "off", gw_tenants_keyed(app->tenants));
+}
+
+int main(int argc, char **argv)
+{
+    static command line; /* of a thread that may outlive main's frame */
+    static uint32_t drain_ms;
+    uint64_t begin = base_now_ns();
+    base_err err = BASE_ERR_INIT;
+    gw_conf *conf = NULL;
+    gw_conf_action action;
+    if (gw_conf_create(&conf, &action, argc, argv, &err) != BASE_OK) {
+        fprintf(stderr, "whimbrel: %s\n", err.text);
+        return EXIT_UNUSABLE;
+    }
+    if (action != GW_CONF_SERVE) {
+        if (action == GW_CONF_PRINT)
+            gw_conf_print(conf, stdout);
+        else if (action == GW_CONF_VERSION)
+            puts("whimbrel " WHIMBREL_VERSION);
+        else
+            gw_conf_help(stdout);
+        gw_conf_destroy(conf);
+        return fflush(stdout) != 0 || ferror(stdout) != 0 ? EXIT_FAILURE : EXIT_SUCCESS;
+    }
+    base_log_set_level(conf->log_level);
+    block_signals(); /* before any thread is made */
+    sem_init(&stop_wanted, 0, 0);
+    line.argc = argc;
+    line.argv = argv;
+    run_detached(signal_main, &line);
+    raise_descriptor_limit(conf);
+
+    gw_app app = {.conf = conf, .started_ms = base_wall_ms()};
+    int status = EXIT_SUCCESS;
+    if (start(&app, &err) != BASE_OK) {
+        fprintf(stderr, "whimbrel: %s\n", err.text);
+        status = EXIT_UNUSABLE;
+    } else {
+        atomic_store(&phase_now, SERVING);
+        print_ready(&app, begin);
+        while (sem_wait(&stop_wanted) != 0)
+            ;
+        atomic_store(&app.draining, 1);
+        drain_ms = conf->server_drain_ms;
+        run_detached(watchdog, &drain_ms);
+    }
+    stop(&app);
+    gw_conf_destroy(conf);
+    return status;
+}

@@ -1,0 +1,261 @@
+#include "gateway/metrics.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gateway/conf.h"
+
+#define BUCKET_MAX 16
+
+/* From a decode step of a small model to a long prefill; a token bucket is a power of four. */
+static const double second_bounds[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
+                                       0.5,   1,      2.5,   5,    10,    30,   120};
+static const double token_bounds[] = {1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576};
+
+#define SECONDS second_bounds, sizeof second_bounds / sizeof *second_bounds, 1e9
+#define TOKENS token_bounds, sizeof token_bounds / sizeof *token_bounds, 1
+
+/* A sum is kept as a whole number of 1 / scale, so that it is one atomic add. */
+static const struct {
+    const char *name, *help;
+    const double *bounds;
+    size_t bound_count;
+    double scale;
+} histograms[GW_HISTOGRAM_COUNT] = {
+    [GW_TTFT] = {"ttft_seconds", "Request complete to first output event.", SECONDS},
+    [GW_ITL] = {"itl_seconds", "Between output events of a stream.", SECONDS},
+    [GW_QUEUE] = {"queue_seconds", "Waiting for the engine.", SECONDS},
+    [GW_PREFILL] = {"prefill_seconds", "Prefill of a request.", SECONDS},
+    [GW_E2E] = {"e2e_seconds", "Request complete to its end.", SECONDS},
+    [GW_COMMIT] = {"commit_seconds", "End of generation to committed.", SECONDS},
+    [GW_PROMPT_TOKENS] = {"prompt_tokens", "Prompt tokens of a request.", TOKENS},
+    [GW_UNCACHED_TOKENS] = {"uncached_tokens", "Prompt tokens of a request that were not cached.",
+                            TOKENS},
+    [GW_OUTPUT_TOKENS] = {"output_tokens", "Output tokens of a request.", TOKENS},
+};
+_Static_assert(sizeof second_bounds / sizeof *second_bounds < BUCKET_MAX, "buckets");
+_Static_assert(sizeof token_bounds / sizeof *token_bounds < BUCKET_MAX, "buckets");
+
+static const struct {
+    const char *name, *help;
+} counters[GW_COUNTER_COUNT] = {
+    [GW_CLIENT_GONE] = {"client_gone_total", "Turns whose client left before the end."},
+    [GW_COMMIT_FAILED] = {"commit_failed_total", "Turns that could not be stored."},
+    [GW_TURNS_STORED] = {"turns_stored_total", "Turns committed to the ledger."},
+    [GW_SPLICED_ITEMS] = {"spliced_items_total",
+                          "Assistant items taken from the ledger as exact tokens."},
+    [GW_RENDERED_ITEMS] = {"rendered_items_total", "Assistant items rendered from JSON."},
+};
+
+static const int statuses[] = {200, 204, 400, 401, 403, 404, 405, 408, 409,
+                               413, 415, 421, 429, 431, 499, 500, 503};
+#define STATUS_COUNT (sizeof statuses / sizeof *statuses + 1) /* the last one: any other */
+
+struct gw_metrics {
+    _Atomic uint64_t counters[GW_COUNTER_COUNT];
+    struct {
+        _Atomic uint64_t buckets[BUCKET_MAX]; /* the last one used: beyond all bounds */
+        _Atomic uint64_t sum;
+    } histograms[GW_HISTOGRAM_COUNT];
+    _Atomic(const char *) routes[GW_ROUTES_MAX]; /* filled from the front, never changed */
+    _Atomic uint64_t requests[GW_ROUTES_MAX + 1][STATUS_COUNT];
+};
+
+base_code gw_metrics_create(gw_metrics **out, base_err *err)
+{
+    *out = calloc(1, sizeof **out);
+    return *out != NULL ? BASE_OK : base_fail(err, BASE_NOMEM, "no memory for the metrics");
+}
+
+void gw_metrics_destroy(gw_metrics *metrics)
+{
+    free(metrics);
+}
+
+void gw_metrics_add(gw_metrics *metrics, gw_counter counter, uint64_t n)
+{
+    atomic_fetch_add_explicit(&metrics->counters[counter], n, memory_order_relaxed);
+}
+
+void gw_metrics_observe(gw_metrics *metrics, gw_histogram histogram, double value)
+{
+    size_t bucket = 0;
+    while (bucket < histograms[histogram].bound_count &&
+           value > histograms[histogram].bounds[bucket])
+        bucket++;
+    atomic_fetch_add_explicit(&metrics->histograms[histogram].buckets[bucket], 1,
+                              memory_order_relaxed);
+    if (value > 0)
+        atomic_fetch_add_explicit(&metrics->histograms[histogram].sum,
+                                  (uint64_t)(value * histograms[histogram].scale + 0.5),
+                                  memory_order_relaxed);
+}
+
+static size_t route_index(gw_metrics *metrics, const char *route)
+{
+    for (size_t i = 0; i < GW_ROUTES_MAX; i++) {
+        const char *known = atomic_load_explicit(&metrics->routes[i], memory_order_acquire);
+        if (known == NULL && atomic_compare_exchange_strong(&metrics->routes[i], &known, route))
+            return i;
+        if (strcmp(known, route) == 0)
+            return i;
+    }
+    return GW_ROUTES_MAX;
+}
+
+void gw_metrics_request(gw_metrics *metrics, const char *route, int status)
+{
+    size_t at = 0;
+    while (at < STATUS_COUNT - 1 && statuses[at] != status)
+        at++;
+    atomic_fetch_add_explicit(&metrics->requests[route_index(metrics, route)][at], 1,
+                              memory_order_relaxed);
+}
+
+/* ---- text ---- */
+
+static void family(base_buf *out, const char *name, const char *type, const char *help)
+{
+    base_buf_printf(out, "# HELP whimbrel_%s %s\n# TYPE whimbrel_%s %s\n", name, help, name, type);
+}
+
+static void count(base_buf *out, const char *name, const char *help, uint64_t value)
+{
+    family(out, name, "counter", help);
+    base_buf_printf(out, "whimbrel_%s %" PRIu64 "\n", name, value);
+}
+
+static void gauge(base_buf *out, const char *name, const char *help, double value)
+{
+    family(out, name, "gauge", help);
+    base_buf_printf(out, "whimbrel_%s %.15g\n", name, value);
+}
+
+/* A label's value in quotes: \, " and line feeds are escaped (text format 0.0.4). */
+static void label(base_buf *out, const char *name, const char *value)
+{
+    base_buf_printf(out, "%s=\"", name);
+    for (; *value != '\0'; value++) {
+        if (*value == '\n')
+            base_buf_puts(out, "\\n");
+        else if (*value == '"' || *value == '\\')
+            base_buf_printf(out, "\\%c", *value);
+        else
+            base_buf_add(out, value, 1);
+    }
+    base_buf_puts(out, "\"");
+}
+
+static void render_histogram(gw_metrics *metrics, size_t which, base_buf *out)
+{
+    const char *name = histograms[which].name;
+    family(out, name, "histogram", histograms[which].help);
+    uint64_t sum = 0;
+    for (size_t i = 0; i <= histograms[which].bound_count; i++) {
+        sum += atomic_load_explicit(&metrics->histograms[which].buckets[i], memory_order_relaxed);
+        if (i < histograms[which].bound_count)
+            base_buf_printf(out, "whimbrel_%s_bucket{le=\"%.15g\"} %" PRIu64 "\n", name,
+                            histograms[which].bounds[i], sum);
+        else
+            base_buf_printf(out, "whimbrel_%s_bucket{le=\"+Inf\"} %" PRIu64 "\n", name, sum);
+    }
+    double total =
+        (double)atomic_load_explicit(&metrics->histograms[which].sum, memory_order_relaxed);
+    base_buf_printf(out, "whimbrel_%s_sum %.15g\nwhimbrel_%s_count %" PRIu64 "\n", name,
+                    total / histograms[which].scale, name, sum);
+}
+
+static void render_requests(gw_metrics *metrics, base_buf *out)
+{
+    family(out, "requests_total", "counter", "Finished HTTP requests; 499: the client left first.");
+    for (size_t i = 0; i <= GW_ROUTES_MAX; i++) {
+        const char *route = i < GW_ROUTES_MAX
+                                ? atomic_load_explicit(&metrics->routes[i], memory_order_acquire)
+                                : "other";
+        if (route == NULL)
+            continue;
+        for (size_t j = 0; j < STATUS_COUNT; j++) {
+            uint64_t n = atomic_load_explicit(&metrics->requests[i][j], memory_order_relaxed);
+            if (n == 0)
+                continue;
+            base_buf_puts(out, "whimbrel_requests_total{");
+            label(out, "route", route);
+            if (j < STATUS_COUNT - 1)
+                base_buf_printf(out, ",status=\"%d\"} %" PRIu64 "\n", statuses[j], n);
+            else
+                base_buf_printf(out, ",status=\"other\"} %" PRIu64 "\n", n);
+        }
+    }
+}
+
+static void render_engine(const gw_app *app, base_buf *out)
+{
+    eng_stats s = eng_get_stats(app->engine);
+    const eng_info *info = eng_get_info(app->engine);
+    family(out, "info", "gauge", "What is served.");
+    base_buf_puts(out, "whimbrel_info{");
+    label(out, "version", WHIMBREL_VERSION);
+    base_buf_puts(out, ",");
+    label(out, "model", info->name);
+    base_buf_puts(out, ",");
+    label(out, "backend", info->backend);
+    base_buf_puts(out, ",");
+    label(out, "kv", info->kv);
+    base_buf_puts(out, "} 1\n");
+    count(out, "engine_requests_total", "Requests that the engine took.", s.requests);
+    count(out, "engine_finished_total", "Requests that ended by themselves.", s.finished);
+    count(out, "engine_cancelled_total", "Requests that were cancelled.", s.cancelled);
+    count(out, "engine_failed_total", "Requests that ended in an error.", s.failed);
+    count(out, "prompt_tokens_total", "Prompt tokens, cached ones included.", s.prompt_tokens);
+    count(out, "cached_tokens_total", "Prompt tokens taken from the prefix cache.",
+          s.cached_tokens);
+    count(out, "output_tokens_total", "Tokens generated.", s.output_tokens);
+    count(out, "reasoning_tokens_total", "Those of them that are reasoning.", s.reasoning_tokens);
+    count(out, "drafted_tokens_total", "Draft tokens verified.", s.drafted);
+    count(out, "accepted_tokens_total", "Draft tokens kept.", s.accepted);
+    count(out, "steps_total", "Forward passes.", s.steps);
+    count(out, "step_rows_total", "Token rows of forward passes.", s.step_rows);
+    family(out, "busy_seconds_total", "counter", "Time in forward passes.");
+    base_buf_printf(out, "whimbrel_busy_seconds_total %.9f\n", (double)s.busy_ns / 1e9);
+    gauge(out, "queued", "Requests that wait.", s.queued);
+    gauge(out, "running", "Sequences that run.", s.running);
+    gauge(out, "prefilling", "Those of them in prefill.", s.prefilling);
+    gauge(out, "pages_free", "Free pages.", s.pages_free);
+    gauge(out, "pages_total", "All pages.", s.pages_total);
+    gauge(out, "index_nodes", "Nodes of the prefix tree.", s.index_nodes);
+    gauge(out, "index_pages", "Pages that the prefix tree holds.", s.index_pages);
+    count(out, "evicted_pages_total", "Pages evicted from the prefix tree.", s.evicted_pages);
+    gauge(out, "weight_bytes", "Bytes of weights.", (double)info->weight_bytes);
+    gauge(out, "page_bytes", "Bytes of a page.", (double)info->page_bytes);
+}
+
+static void render_server(const gw_app *app, base_buf *out)
+{
+    gw_server_stats s = gw_server_get_stats(app->server);
+    count(out, "connections_total", "Connections accepted.", s.connections);
+    count(out, "exchanges_total", "Requests that were read whole.", s.requests);
+    count(out, "exchanges_gone_total",
+          "Requests whose client left before the answer was handed over.", s.gone);
+    count(out, "kicked_total",
+          "Connections and streams closed for idling, stalling, flooding or for room.", s.kicked);
+    gauge(out, "open_connections", "Connections that are open.", s.open_connections);
+    gauge(out, "open_exchanges", "Requests that are being answered.", s.open_exchanges);
+}
+
+void gw_metrics_render(gw_metrics *metrics, const gw_app *app, base_buf *out)
+{
+    render_requests(metrics, out);
+    for (size_t i = 0; i < GW_COUNTER_COUNT; i++)
+        count(out, counters[i].name, counters[i].help,
+              atomic_load_explicit(&metrics->counters[i], memory_order_relaxed));
+    for (size_t i = 0; i < GW_HISTOGRAM_COUNT; i++)
+        render_histogram(metrics, i, out);
+    if (app->engine != NULL)
+        render_engine(app, out);
+    if (app->server != NULL)
+        render_server(app, out);
+    gauge(out, "start_time_seconds", "Unix time of the start.", (double)app->started_ms / 1000);
+    gauge(out, "draining", "1 while the server shuts down.", atomic_load(&app->draining));
+}

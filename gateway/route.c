@@ -1,0 +1,272 @@
+#include "gateway/route.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+#include "engine/base/buf.h"
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+#include "gateway/admin.h"
+#include "gateway/api_chat.h"
+#include "gateway/api_error.h"
+#include "gateway/api_models.h"
+#include "gateway/conf.h"
+#include "gateway/metrics.h"
+#include "gateway/tenant.h"
+
+enum {
+    PUBLIC = 1,         /* on the public ports */
+    ADMIN = 2,          /* on the admin listener */
+    PUBLIC_METRICS = 4, /* on the public ports if metrics.public */
+    JSON_BODY = 8,
+    TURN = 16, /* a turn counts and logs itself */
+};
+
+typedef struct route {
+    const char *method; /* a GET answers HEAD too */
+    const char *path;   /* one that ends in / stands for everything below it */
+    unsigned flags;
+    void (*run)(gw_app *app, gw_exchange *exchange);
+} route;
+
+static const route routes[] = {
+    {"GET", "/", PUBLIC | ADMIN, gw_api_root},
+    {"GET", "/health", PUBLIC | ADMIN, gw_api_health},
+    {"GET", "/healthz", PUBLIC | ADMIN, gw_api_health},
+    {"GET", "/livez", PUBLIC | ADMIN, gw_api_health},
+    {"GET", "/ping", PUBLIC | ADMIN, gw_api_health},
+    {"GET", "/health/ready", PUBLIC | ADMIN, gw_api_ready},
+    {"GET", "/readyz", PUBLIC | ADMIN, gw_api_ready},
+    {"GET", "/metrics", ADMIN | PUBLIC_METRICS, gw_admin_metrics},
+    {"GET", "/v1/models", PUBLIC, gw_api_models_list},
+    {"GET", "/v1/models/", PUBLIC, gw_api_models_get},
+    {"POST", "/v1/chat/completions", PUBLIC | JSON_BODY | TURN, gw_api_chat_handle},
+};
+#define ROUTE_COUNT (sizeof routes / sizeof *routes)
+
+static const char turn_label[] = "turn"; /* compared by address */
+static int trace_fd = -1;
+
+static bool offered(const gw_app *app, const route *r, gw_listener listener)
+{
+    if (listener == GW_LISTENER_ADMIN)
+        return (r->flags & ADMIN) != 0;
+    return (r->flags & PUBLIC) != 0 ||
+           ((r->flags & PUBLIC_METRICS) != 0 && app->conf->metrics_public);
+}
+
+/* `length` is without a trailing slash, so that "/v1/models/" is "/v1/models". */
+static bool matches(const route *r, const char *path, size_t length)
+{
+    size_t own = strlen(r->path);
+    if (own > 1 && r->path[own - 1] == '/')
+        return length > own && strncmp(path, r->path, own) == 0;
+    return length == own && strncmp(path, r->path, own) == 0;
+}
+
+static bool method_fits(const route *r, const char *method)
+{
+    return strcmp(r->method, method) == 0 ||
+           (strcmp(method, "HEAD") == 0 && strcmp(r->method, "GET") == 0);
+}
+
+static bool listed(const gw_conf_list *list, const char *name)
+{
+    for (uint32_t i = 0; i < list->count; i++)
+        if (strcasecmp(list->items[i], name) == 0 || strcmp(list->items[i], "*") == 0)
+            return true;
+    return false;
+}
+
+/* A literal address, localhost, or a name of server.hosts, with or without a port: what a web page
+ * of some other name, bound to our address by its owner's DNS, cannot send. */
+static bool host_fits(const gw_app *app, const char *authority)
+{
+    char host[256];
+    unsigned char address[sizeof(struct in6_addr)];
+    size_t length = strlen(authority);
+    if (length == 0)
+        return true; /* HTTP/1.0; no browser */
+    const char *colon = strrchr(authority, ':');
+    if (colon != NULL && strspn(colon + 1, "0123456789") == strlen(colon + 1) &&
+        strchr(colon, ']') == NULL)
+        length = (size_t)(colon - authority);
+    if (length >= sizeof host)
+        return false;
+    memcpy(host, authority, length);
+    host[length] = '\0';
+    if (host[0] == '[' && host[length - 1] == ']') {
+        host[length - 1] = '\0';
+        return inet_pton(AF_INET6, host + 1, address) == 1;
+    }
+    return inet_pton(AF_INET, host, address) == 1 || strcasecmp(host, "localhost") == 0 ||
+           listed(&app->conf->server_hosts, host);
+}
+
+static bool same_origin(const char *origin, const char *authority)
+{
+    const char *slashes = strstr(origin, "://");
+    return slashes != NULL && authority[0] != '\0' && strcasecmp(slashes + 3, authority) == 0;
+}
+
+/* Host and Origin. With keys a foreign page has none to send; without them every request must show
+ * that it is not one. */
+static bool admissible(gw_app *app, gw_exchange *exchange)
+{
+    const char *origin = gw_exchange_header(exchange, "origin");
+    bool origin_listed = origin != NULL && listed(&app->conf->server_cors_origins, origin);
+    if (origin != NULL)
+        gw_exchange_add_header(exchange, "vary", "origin");
+    if (origin_listed) {
+        gw_exchange_add_header(exchange, "access-control-allow-origin", origin);
+        gw_exchange_add_header(exchange, "access-control-expose-headers",
+                               "x-request-id, retry-after, retry-after-ms, x-should-retry");
+    }
+    if (gw_tenants_keyed(app->tenants))
+        return true;
+    if (!host_fits(app, gw_exchange_authority(exchange))) {
+        gw_error_respond(
+            exchange, 421, "invalid_request_error", "misdirected_request", NULL,
+            "without keys Host must be an address, localhost or listed in server.hosts");
+        return false;
+    }
+    if (origin != NULL && !origin_listed && !same_origin(origin, gw_exchange_authority(exchange))) {
+        gw_error_respond(exchange, 403, "permission_error", "origin_not_allowed", NULL,
+                         "this Origin is not listed in server.cors_origins");
+        return false;
+    }
+    return true;
+}
+
+static void answer_options(const gw_app *app, gw_exchange *exchange, const char *allow)
+{
+    const char *origin = gw_exchange_header(exchange, "origin");
+    gw_header headers[] = {
+        {"allow", allow},
+        {"access-control-allow-methods", allow},
+        {"access-control-allow-headers",
+         gw_exchange_header(exchange, "access-control-request-headers")},
+        {"access-control-max-age", "600"},
+    };
+    bool cors = origin != NULL && listed(&app->conf->server_cors_origins, origin);
+    if (headers[2].value == NULL)
+        headers[2].value = "content-type";
+    gw_respond(exchange, 204, headers, cors ? 4 : 1, "", 0);
+}
+
+/* application/json with or without parameters. Compressed bodies are not unpacked: a small one may
+ * stand for gigabytes. */
+static bool is_json(gw_exchange *exchange)
+{
+    static const char json[] = "application/json";
+    const char *type = gw_exchange_header(exchange, "content-type");
+    const char *encoding = gw_exchange_header(exchange, "content-encoding");
+    if (encoding != NULL && strcasecmp(encoding, "identity") != 0)
+        return false;
+    if (type == NULL || strncasecmp(type, json, sizeof json - 1) != 0)
+        return false;
+    const char *rest = type + sizeof json - 1;
+    rest += strspn(rest, " \t");
+    return *rest == '\0' || *rest == ';';
+}
+
+void gw_route_handle(void *ctx, gw_exchange *exchange)
+{
+    gw_app *app = ctx;
+    const char *path = gw_exchange_path(exchange), *method = gw_exchange_method(exchange);
+    size_t length = strlen(path);
+    if (length > 1 && path[length - 1] == '/')
+        length--;
+    if (!admissible(app, exchange))
+        return;
+    const route *found = NULL;
+    char allow[64] = "OPTIONS";
+    bool known = false;
+    for (size_t i = 0; i < ROUTE_COUNT && found == NULL; i++) {
+        const route *r = &routes[i];
+        if (!offered(app, r, gw_exchange_listener(exchange)) || !matches(r, path, length))
+            continue;
+        known = true;
+        if (method_fits(r, method))
+            found = r;
+        size_t used = strlen(allow);
+        snprintf(allow + used, sizeof allow - used, ", %s%s", r->method,
+                 strcmp(r->method, "GET") == 0 ? ", HEAD" : "");
+    }
+    if (!known) {
+        gw_error_not_found(exchange);
+        return;
+    }
+    if (found == NULL) {
+        if (strcmp(method, "OPTIONS") == 0)
+            answer_options(app, exchange, allow);
+        else
+            gw_error_method(exchange, allow);
+        return;
+    }
+    gw_exchange_set_label(exchange, (found->flags & TURN) != 0 ? turn_label : found->path);
+    if ((found->flags & JSON_BODY) != 0 && !is_json(exchange)) {
+        gw_exchange_set_label(exchange, found->path);
+        gw_error_media_type(exchange);
+        return;
+    }
+    found->run(app, exchange);
+}
+
+base_code gw_route_open_trace(const struct gw_conf *conf, base_err *err)
+{
+    if (conf->log_trace_path[0] == '\0')
+        return BASE_OK;
+    trace_fd = open(conf->log_trace_path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    if (trace_fd < 0)
+        return base_fail_param(err, BASE_IO, "log.trace_path", "log.trace_path %.120s: %s",
+                               conf->log_trace_path, strerror(errno));
+    return BASE_OK;
+}
+
+/* One line a request, one write(2) a line. Sizes and times only, as in the log. */
+static void trace(const gw_exchange *exchange, const gw_exchange_end *end, int status)
+{
+    base_buf line;
+    base_buf_init(&line, 0);
+    const char *path = gw_exchange_path(exchange), *method = gw_exchange_method(exchange);
+    base_buf_printf(&line, "{\"t_ms\":%" PRId64 ",\"id\":\"%s\",\"method\":", base_wall_ms(),
+                    gw_exchange_id(exchange));
+    base_buf_json_string(&line, method, strlen(method));
+    base_buf_puts(&line, ",\"path\":");
+    base_buf_json_string(&line, path, strlen(path));
+    base_buf_printf(&line,
+                    ",\"http\":%d,\"status\":%d,\"body_bytes\":%" PRIu64 ",\"sent_bytes\":%" PRIu64
+                    ",\"ms\":%.3f}\n",
+                    gw_exchange_http_major(exchange), status, end->body_bytes, end->sent_bytes,
+                    (double)end->duration_ns / 1e6);
+    if (!line.failed && write(trace_fd, line.data, line.length) < 0)
+        base_log(BASE_LOG_WARN, "trace_failed reason=\"%s\"", strerror(errno));
+    base_buf_deinit(&line);
+}
+
+void gw_route_ended(void *ctx, gw_exchange *exchange, const gw_exchange_end *end)
+{
+    gw_app *app = ctx;
+    const char *label = gw_exchange_label(exchange);
+    int status = end->gone ? 499 : end->status;
+    if (trace_fd >= 0)
+        trace(exchange, end, status);
+    /* A turn logs and counts itself, but one that was refused for its key never began. */
+    bool turn = label == turn_label;
+    if (!turn)
+        gw_metrics_request(app->metrics, label[0] != '\0' ? label : "other", status);
+    if (app->conf->log_access && (!turn || status == 401 || status == 403))
+        base_log(
+            BASE_LOG_INFO,
+            "request_over req=%s http=%d method=%.16s path=%.128s status=%d remote=%s us=%" PRIu64,
+            gw_exchange_id(exchange), gw_exchange_http_major(exchange),
+            gw_exchange_method(exchange), gw_exchange_path(exchange), status,
+            gw_exchange_remote(exchange), end->duration_ns / 1000);
+}
