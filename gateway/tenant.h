@@ -6,6 +6,7 @@
  * scope and nobody else is admitted. Thread: any, unless said otherwise; one mutex, held for the compare. */
 #pragma once
 #include "engine/base/err.h"
+#include "gateway/account.h"
 #include "gateway/app.h"
 
 #define GW_TENANT_NAME_MAX 64
@@ -37,6 +38,7 @@ typedef enum gw_auth {
 /* Makes the tenant `default` if there is none. The ledger is borrowed and outlives this. */
 base_code gw_tenants_create(gw_tenants **out, gw_ledger *ledger, base_err *err);
 void gw_tenants_destroy(gw_tenants *tenants); /* NULL is fine */
+gw_account *gw_tenants_account(gw_tenants *tenants); /* the usage totals, borrowed */
 bool gw_tenants_keyed(const gw_tenants *tenants); /* at least one key is valid: other addresses than loopback may be served */
 
 /* `authorization`: the whole header value ("Bearer KEY", scheme in any case) or NULL; `api_key`: x-api-key or NULL; if both
@@ -54,7 +56,7 @@ base_code gw_tenants_mint(gw_tenants *tenants, char key[GW_KEY_TEXT_MAX + 1], co
 /* Adds a key whose text the operator chose (at least 16 characters); BASE_CONFLICT if it is there already. Blocks. */
 base_code gw_tenants_add(gw_tenants *tenants, const char *key, const char *tenant, const char *label, uint32_t scopes,
                          base_err *err);
-/* By its row id. BASE_NOT_FOUND. Blocks. */
+/* By its row id. BASE_NOT_FOUND. Blocks. Without the last key, loopback is open again. */
 base_code gw_tenants_revoke(gw_tenants *tenants, int64_t key, base_err *err);
 
 typedef struct gw_key_info {

@@ -1,0 +1,359 @@
+/* body: see the header. Three linear passes: mend (one byte at a time), the scanner for raw members, the numbers. */
+#include "gateway/body.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/base/json.h"
+#include "engine/base/num.h"
+#include "engine/base/utf8.h"
+
+/* Four hex digits at `text`, or -1. */
+static int hex4(const char *text)
+{
+    int value = 0;
+    for (int i = 0; i < 4; i++) {
+        char c = text[i];
+        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        if (digit < 0)
+            return -1;
+        value = value * 16 + digit;
+    }
+    return value;
+}
+
+/* `at` is the backslash of an escape inside a string; returns the bytes passed, at least 1. */
+static size_t mend_escape(char *text, size_t at, size_t length)
+{
+    if (at + 6 > length || text[at + 1] != 'u')
+        return 2;
+    int high = hex4(text + at + 2);
+    if (high < 0xD800 || high > 0xDFFF)
+        return 6;
+    if (high < 0xDC00 && at + 12 <= length && text[at + 6] == '\\' && text[at + 7] == 'u') {
+        int low = hex4(text + at + 8);
+        if (low >= 0xDC00 && low <= 0xDFFF)
+            return 12;
+    }
+    memcpy(text + at + 2, "fffd", 4);
+    return 6;
+}
+
+base_code gw_body_mend(char *text, size_t length, uint32_t depth_max, base_err *err)
+{
+    if (!base_utf8_valid(text, length))
+        return base_fail(err, BASE_INVALID, "the body is not valid UTF-8");
+    uint32_t depth = 0, values = 0;
+    for (size_t at = 0; at < length;) {
+        switch (text[at]) {
+        case '"':
+            at++;
+            while (at < length && text[at] != '"')
+                at += text[at] == '\\' ? mend_escape(text, at, length) : 1;
+            at++;
+            break;
+        case '{':
+        case '[':
+            if (++depth > depth_max)
+                return base_fail(err, BASE_INVALID, "the body nests deeper than %u levels at byte %zu", depth_max, at);
+            values++;
+            at++;
+            break;
+        case '}':
+        case ']':
+            depth -= depth > 0;
+            at++;
+            break;
+        case ',':
+            values++;
+            at++;
+            break;
+        case '\0':
+            return base_fail(err, BASE_INVALID, "the body is not JSON: a zero byte at %zu", at);
+        default:
+            at++;
+        }
+        if (values > GW_BODY_VALUES_MAX)
+            return base_fail(err, BASE_INVALID, "the body holds more than %d values", GW_BODY_VALUES_MAX);
+    }
+    return BASE_OK;
+}
+
+bool gw_body_member(eng_text *out, const char *text, size_t length, const char *name)
+{
+    base_json json;
+    base_json_init(&json, text, length, BASE_JSON_DEPTH_MAX);
+    if (base_json_next(&json) != BASE_JSON_OBJECT_BEGIN)
+        return false;
+    bool found = false;
+    for (base_json_kind kind; (kind = base_json_next(&json)) == BASE_JSON_KEY;) {
+        bool wanted = base_json_string_is(json.raw, json.raw_length, name);
+        if (!base_json_skip(&json))
+            return false;
+        if (wanted) {
+            *out = (eng_text){json.raw, json.raw_length};
+            found = true;
+        }
+    }
+    return found;
+}
+
+static size_t digits_at(const char *text, size_t at, size_t length)
+{
+    while (at < length && text[at] >= '0' && text[at] <= '9')
+        at++;
+    return at;
+}
+
+/* RFC 8259's number, whole; what is not one is left for jansson to refuse. */
+static bool is_number(const char *text, size_t length, bool *integer)
+{
+    size_t at = text[0] == '-', begin = at;
+    at = digits_at(text, at, length);
+    if (at == begin || (text[begin] == '0' && at - begin > 1))
+        return false;
+    *integer = at == length;
+    if (at < length && text[at] == '.') {
+        begin = ++at;
+        at = digits_at(text, at, length);
+        if (at == begin)
+            return false;
+    }
+    if (at < length && (text[at] == 'e' || text[at] == 'E')) {
+        at++;
+        at += at < length && (text[at] == '+' || text[at] == '-');
+        begin = at;
+        at = digits_at(text, at, length);
+        if (at == begin)
+            return false;
+    }
+    return at == length;
+}
+
+/* Rewrites one number in its own place if jansson would refuse it for its size. */
+static void mend_number(char *text, size_t length)
+{
+    bool integer;
+    if (!is_number(text, length, &integer))
+        return;
+    size_t sign = text[0] == '-';
+    size_t digits = length - sign;
+    if (integer && digits <= 18)
+        return;
+    unsigned exponent = 308;
+    if (integer) {
+        exponent = (unsigned)base_min(digits - 1, 308);
+    } else {
+        /* Terminated for strtod by hand: the next byte is a delimiter of the JSON text, which strtod stops at, and the body
+         * itself is terminated by its owner. */
+        double value = strtod(text, NULL);
+        if (isfinite(value) || digits < 5)
+            return;
+    }
+    /* "d" "e" and the exponent padded with zeros to the same width; the leading digit keeps the magnitude unless that would
+     * overflow. */
+    char leading = exponent == 308 || text[sign] == '0' ? '1' : text[sign];
+    text[sign] = leading;
+    text[sign + 1] = 'e';
+    char tail[16];
+    snprintf(tail, sizeof(tail), "%03u", exponent);
+    memset(text + sign + 2, '0', digits - 2);
+    memcpy(text + length - 3, tail, 3);
+}
+
+static void mend_numbers(char *text, size_t length)
+{
+    for (size_t at = 0; at < length;) {
+        char c = text[at];
+        if (c == '"') {
+            at++;
+            while (at < length && text[at] != '"')
+                at += text[at] == '\\' ? 2 : 1;
+            at++;
+        } else if (c == '-' || (c >= '0' && c <= '9')) {
+            size_t begin = at;
+            while (at < length && text[at] != '\0' && strchr("+-.eE0123456789", text[at]))
+                at++;
+            if (at - begin >= 5)
+                mend_number(text + begin, at - begin);
+        } else {
+            at++;
+        }
+    }
+}
+
+base_code gw_body_parse(json_t **out, char *text, size_t length, base_err *err)
+{
+    mend_numbers(text, length);
+    json_error_t error;
+    json_t *root = json_loadb(text, length, JSON_ALLOW_NUL, &error);
+    if (!root) {
+        if (json_error_code(&error) == json_error_out_of_memory)
+            return base_fail(err, BASE_NOMEM, "no memory to parse the body");
+        /* jansson quotes the text near the error; the position is enough, and echoes nothing. */
+        return base_fail(err, BASE_INVALID, "the body is not JSON: error at byte %d", error.position);
+    }
+    if (!json_is_object(root)) {
+        json_decref(root);
+        return base_fail(err, BASE_INVALID, "the body must be a JSON object");
+    }
+    *out = root;
+    return BASE_OK;
+}
+
+/* ---- readers ---- */
+
+static const char *type_name(const json_t *value)
+{
+    if (!value)
+        return "absent";
+    switch (json_typeof(value)) {
+    case JSON_OBJECT:
+        return "an object";
+    case JSON_ARRAY:
+        return "an array";
+    case JSON_STRING:
+        return "a string";
+    case JSON_INTEGER:
+    case JSON_REAL:
+        return "a number";
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return "a boolean";
+    case JSON_NULL:
+        break;
+    }
+    return "null";
+}
+
+static void join(char out[48], const char *path, const char *name)
+{
+    /* A path that does not fit keeps its end, which says more than its beginning. */
+    char whole[128];
+    int length = snprintf(whole, sizeof(whole), "%s%s%s", path, path[0] && name[0] && name[0] != '[' ? "." : "", name);
+    size_t skip = length > 47 ? (size_t)base_min((size_t)length, sizeof(whole) - 1) - 47 : 0;
+    memcpy(out, whole + skip, strlen(whole + skip) + 1);
+}
+
+base_code gw_wrong_type(const char *path, const char *name, const char *expected, const json_t *got, base_err *err)
+{
+    char full[48];
+    join(full, path, name);
+    return base_fail_param(err, BASE_INVALID, full, "%s must be %s, not %s", full, expected, type_name(got));
+}
+
+/* The member, or NULL for absent and null. */
+static json_t *member(const json_t *object, const char *name)
+{
+    json_t *value = json_object_get(object, name);
+    return json_is_null(value) ? NULL : value;
+}
+
+base_code gw_read_bool(bool *out, bool *seen, const json_t *object, const char *path, const char *name, base_err *err)
+{
+    const json_t *value = member(object, name);
+    if (!value)
+        return BASE_OK;
+    if (!json_is_boolean(value))
+        return gw_wrong_type(path, name, "a boolean", value, err);
+    *out = json_is_true(value);
+    if (seen)
+        *seen = true;
+    return BASE_OK;
+}
+
+base_code gw_read_int(int64_t *out, bool *seen, const json_t *object, const char *path, const char *name, int64_t min,
+                      int64_t max, base_err *err)
+{
+    const json_t *value = member(object, name);
+    if (!value)
+        return BASE_OK;
+    int64_t number;
+    if (json_is_integer(value)) {
+        number = json_integer_value(value);
+    } else if (json_is_real(value) && json_real_value(value) == floor(json_real_value(value))) {
+        /* 16.0 from a language without integers. What is past 2^62 is out of every bound here. */
+        double real = json_real_value(value);
+        number = real > 0x1p62 ? INT64_MAX : real < -0x1p62 ? INT64_MIN : (int64_t)real;
+    } else {
+        return gw_wrong_type(path, name, "an integer", value, err);
+    }
+    if (number < min || number > max) {
+        char full[48];
+        join(full, path, name);
+        return base_fail_param(err, BASE_INVALID, full, "%s %lld is not in %lld to %lld", full, (long long)number,
+                               (long long)min, (long long)max);
+    }
+    *out = number;
+    if (seen)
+        *seen = true;
+    return BASE_OK;
+}
+
+base_code gw_read_number(float *out, bool *seen, const json_t *object, const char *path, const char *name, double min,
+                         double max, base_err *err)
+{
+    const json_t *value = member(object, name);
+    if (!value)
+        return BASE_OK;
+    if (!json_is_number(value))
+        return gw_wrong_type(path, name, "a number", value, err);
+    double number = json_number_value(value);
+    if (!(number >= min && number <= max)) {
+        char full[48];
+        join(full, path, name);
+        return base_fail_param(err, BASE_INVALID, full, "%s %g is not in %g to %g", full, number, min, max);
+    }
+    *out = (float)number;
+    if (seen)
+        *seen = true;
+    return BASE_OK;
+}
+
+base_code gw_read_text(eng_text *out, const json_t *object, const char *path, const char *name, base_err *err)
+{
+    const json_t *value = member(object, name);
+    if (!value)
+        return BASE_OK;
+    if (!json_is_string(value))
+        return gw_wrong_type(path, name, "a string", value, err);
+    *out = (eng_text){json_string_value(value), json_string_length(value)};
+    return BASE_OK;
+}
+
+base_code gw_read_name(const char **out, const json_t *object, const char *path, const char *name, size_t max,
+                       base_err *err)
+{
+    eng_text text = {0};
+    base_code code = gw_read_text(&text, object, path, name, err);
+    if (code || !text.data)
+        return code;
+    char full[48];
+    join(full, path, name);
+    if (memchr(text.data, '\0', text.length))
+        return base_fail_param(err, BASE_INVALID, full, "%s must not hold U+0000", full);
+    if (text.length > max)
+        return base_fail_param(err, BASE_INVALID, full, "%s has %zu bytes, the limit is %zu", full, text.length, max);
+    *out = text.data;
+    return BASE_OK;
+}
+
+base_code gw_read_object(json_t **out, const json_t *object, const char *path, const char *name, base_err *err)
+{
+    json_t *value = member(object, name);
+    if (value && !json_is_object(value))
+        return gw_wrong_type(path, name, "an object", value, err);
+    *out = value;
+    return BASE_OK;
+}
+
+base_code gw_read_array(json_t **out, const json_t *object, const char *path, const char *name, base_err *err)
+{
+    json_t *value = member(object, name);
+    if (value && !json_is_array(value))
+        return gw_wrong_type(path, name, "an array", value, err);
+    *out = value;
+    return BASE_OK;
+}

@@ -1,0 +1,813 @@
+/* gw_turn: see the header for states and owners. */
+#include "gateway/turn.h"
+
+#include <openssl/sha.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "engine/base/clock.h"
+#include "engine/base/log.h"
+#include "engine/base/num.h"
+#include "engine/base/utf8.h"
+#include "gateway/body.h"
+#include "gateway/conf.h"
+#include "gateway/metrics.h"
+#include "gateway/tenant.h"
+
+#define ARENA_FIRST_BYTES (32u << 10)
+/* Beside the tree: joined texts, tools and canonical forms, each at most the body; tokens of the prompt. */
+#define ARENA_BYTES_MIN (64u << 20)
+#define ARENA_BODIES 4
+/* Random seeds fit a double, so that a client in JavaScript can send one back. */
+#define SEED_BITS 53
+
+static atomic_uint_fast64_t request_ids = 1;
+
+/* ---- writing, as long as there is someone to read ---- */
+
+static void free_if_over(gw_turn *turn);
+
+static bool answered(gw_turn *turn)
+{
+    return !turn->exchange;
+}
+
+void gw_turn_stream_begin(gw_turn *turn)
+{
+    if (answered(turn))
+        return;
+    static const gw_header headers[] = {{"content-type", "text/event-stream; charset=utf-8"},
+                                        {"cache-control", "no-cache, no-transform"},
+                                        {"x-accel-buffering", "no"}};
+    turn->status = 200;
+    turn->written_ns = base_now_ns();
+    gw_stream_begin(turn->exchange, 200, headers, sizeof(headers) / sizeof(headers[0]));
+}
+
+bool gw_turn_streaming(const gw_turn *turn)
+{
+    return turn->stream && turn->status;
+}
+
+void gw_turn_write(gw_turn *turn, const void *bytes, size_t length)
+{
+    if (answered(turn))
+        return;
+    turn->written_ns = base_now_ns();
+    gw_stream_write(turn->exchange, bytes, length);
+}
+
+void gw_turn_stream_end(gw_turn *turn)
+{
+    gw_exchange *exchange = turn->exchange;
+    turn->exchange = NULL;
+    if (exchange)
+        gw_stream_end(exchange);
+}
+
+void gw_turn_respond_json(gw_turn *turn, const base_buf *body)
+{
+    if (answered(turn))
+        return;
+    if (body->failed) {
+        gw_error_row row = gw_error_map(BASE_NOMEM);
+        gw_turn_respond_error(turn, &row, NULL, "no memory for the answer");
+        return;
+    }
+    static const gw_header headers[] = {{"content-type", "application/json"}};
+    gw_exchange *exchange = turn->exchange;
+    turn->exchange = NULL;
+    turn->status = 200;
+    gw_respond(exchange, 200, headers, 1, body->data, body->length);
+}
+
+void gw_turn_respond_error(gw_turn *turn, const gw_error_row *row, const char *param, const char *message)
+{
+    if (answered(turn))
+        return;
+    gw_exchange *exchange = turn->exchange;
+    turn->exchange = NULL;
+    turn->status = row->status;
+    gw_error_respond_row(exchange, row, param, message);
+}
+
+base_code gw_turn_reject(gw_turn *turn, base_err *err, int status, const char *type, const char *code, const char *param,
+                         const char *fmt, ...)
+{
+    char text[sizeof(err->text)];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    turn->error_row = (gw_error_row){status, type, code, 0, -1};
+    return base_fail_param(err, status == 404 ? BASE_NOT_FOUND : BASE_INVALID, param ? param : "", "%s", text);
+}
+
+static void fail(gw_turn *turn, const base_err *err)
+{
+    gw_error_row row = turn->error_row.status ? turn->error_row : gw_error_map(err->code);
+    turn->dialect->fail(turn, &row, err->param, err->text);
+}
+
+/* ---- the answer ---- */
+
+/* An array of `size`-byte elements with room for one more. */
+static void *room(void *array, uint32_t *capacity, uint32_t count, size_t size)
+{
+    if (count < *capacity)
+        return array;
+    uint32_t wanted = *capacity ? *capacity * 2 : 64;
+    void *more = realloc(array, (size_t)wanted * size);
+    if (more)
+        *capacity = wanted;
+    return more;
+}
+
+#define ROOM(turn, array, count, capacity)                                                                             \
+    ({                                                                                                                 \
+        void *more_ = room((turn)->array, &(turn)->capacity, (turn)->count, sizeof(*(turn)->array));                   \
+        if (more_)                                                                                                     \
+            (turn)->array = more_;                                                                                     \
+        else                                                                                                           \
+            (turn)->lossy = true;                                                                                      \
+        more_ != NULL;                                                                                                 \
+    })
+
+static void add_tokens(gw_turn *turn, const eng_event *event)
+{
+    for (uint32_t i = 0; i < event->token_count; i++)
+        if (ROOM(turn, run, run_count, run_capacity))
+            turn->run[turn->run_count++] = event->tokens[i];
+    if (event->token_count && ROOM(turn, steps, step_count, step_capacity))
+        turn->steps[turn->step_count++] = event->token_count;
+}
+
+/* The buffer that a part's text goes to, NULL for none. */
+static base_buf *buffer_of(gw_turn *turn, eng_part_kind kind, uint32_t call)
+{
+    if (kind == ENG_PART_TEXT)
+        return &turn->text;
+    if (kind == ENG_PART_REASONING)
+        return &turn->reasoning;
+    if (call >= turn->call_count)
+        return NULL;
+    return kind == ENG_PART_CALL_BEGIN  ? &turn->calls[call].name
+           : kind == ENG_PART_CALL_ARGS ? &turn->calls[call].arguments
+                                        : NULL;
+}
+
+/* Adds a part to the answer; false if it has no place in it. */
+static bool add_part(gw_turn *turn, const eng_part *part)
+{
+    if (part->kind == ENG_PART_CALL_BEGIN) {
+        if (part->call != turn->call_count || !ROOM(turn, calls, call_count, call_capacity))
+            return false;
+        gw_turn_call *call = &turn->calls[turn->call_count++];
+        memset(call, 0, sizeof(*call));
+        call->id = gw_id_mint("call_");
+    } else if (part->kind == ENG_PART_CALL_END) {
+        if (part->call >= turn->call_count)
+            return false;
+        turn->calls[part->call].whole = true;
+        return true;
+    }
+    base_buf *buf = buffer_of(turn, part->kind, part->call);
+    if (!buf)
+        return false;
+    base_buf_add(buf, part->text, part->length);
+    turn->lossy |= buf->failed;
+    return !buf->failed;
+}
+
+static void flush_held(gw_turn *turn, bool all)
+{
+    uint32_t i = 0;
+    for (; i < turn->held_count && (all || !turn->exchange || !gw_stream_paused(turn->exchange)); i++) {
+        const gw_held *held = &turn->held[i];
+        const base_buf *buf = buffer_of(turn, held->kind, held->call);
+        eng_part part = {held->kind, held->call, buf && buf->data ? buf->data + held->offset : "", held->length};
+        turn->dialect->part(turn, &part);
+    }
+    memmove(turn->held, turn->held + i, (turn->held_count - i) * sizeof(*turn->held));
+    turn->held_count -= i;
+}
+
+/* A stream whose client is slow gets few, long records later instead of many short ones that wait in memory. */
+static void give_part(gw_turn *turn, const eng_part *part)
+{
+    if (!add_part(turn, part))
+        return;
+    bool wait = turn->held_count || (turn->exchange && gw_turn_streaming(turn) && gw_stream_paused(turn->exchange));
+    if (!wait || turn->exact_steps) {
+        turn->dialect->part(turn, part);
+        return;
+    }
+    const base_buf *buf = buffer_of(turn, part->kind, part->call);
+    gw_held *last = turn->held_count ? &turn->held[turn->held_count - 1] : NULL;
+    if (last && last->kind == part->kind && last->call == part->call) {
+        last->length += part->length;
+        return;
+    }
+    if (!ROOM(turn, held, held_count, held_capacity)) {
+        /* Without memory for the list the order comes first: all goes out now. */
+        flush_held(turn, true);
+        turn->dialect->part(turn, part);
+        return;
+    }
+    turn->held[turn->held_count++] =
+        (gw_held){part->kind, part->call, buf ? buf->length - part->length : 0, part->length};
+}
+
+/* ---- the end ---- */
+
+static void let_go_engine(gw_turn *turn)
+{
+    turn->engine_pending = false;
+    if (turn->port_open)
+        gw_port_close(&turn->port);
+    turn->port_open = false;
+}
+
+static void free_if_over(gw_turn *turn)
+{
+    if (turn->busy || turn->exchange || turn->worker_pending || turn->engine_pending || turn->commit_pending)
+        return;
+    turn->state = GW_TURN_OVER;
+    let_go_engine(turn);
+    bool client_gone = atomic_load(&turn->gone);
+    int status = client_gone ? 499 : turn->status;
+    uint64_t now = base_now_ns();
+    if (client_gone)
+        gw_metrics_add(turn->app->metrics, GW_CLIENT_GONE, 1);
+    gw_metrics_request(turn->app->metrics, turn->dialect->route, status);
+    base_log(BASE_LOG_INFO,
+             "turn_over req=%s turn=%s dialect=%s tenant=%lld status=%d finish=%d prompt=%u cached=%u output=%u stored=%d "
+             "ms=%llu%s%s",
+             turn->request_id, turn->id.text, turn->dialect->name, (long long)turn->identity.tenant, status,
+             turn->done_seen ? (int)turn->finish : -1, turn->usage.prompt_tokens, turn->usage.cached_tokens,
+             turn->usage.output_tokens, turn->stored, (unsigned long long)((now - turn->received_ns) / 1000000),
+             turn->error.code ? " error=" : "", turn->error.code ? base_code_name(turn->error.code) : "");
+    if (turn->state_of_dialect && turn->dialect->deinit)
+        turn->dialect->deinit(turn);
+    for (uint32_t i = 0; i < turn->call_count; i++) {
+        base_buf_deinit(&turn->calls[i].name);
+        base_buf_deinit(&turn->calls[i].arguments);
+    }
+    base_buf_deinit(&turn->text);
+    base_buf_deinit(&turn->reasoning);
+    free(turn->calls);
+    free(turn->run);
+    free(turn->steps);
+    free(turn->held);
+    json_decref(turn->json);
+    base_arena_destroy(turn->arena);
+    free(turn->body);
+    free(turn);
+}
+
+static void on_gone(void *ctx)
+{
+    gw_turn *turn = ctx;
+    turn->exchange = NULL;
+    atomic_store(&turn->gone, true);
+    /* The worker looks at `gone` after it set `submitted`: one of the two always sees the other. */
+    if (atomic_load(&turn->submitted) && !turn->done_seen)
+        eng_cancel(turn->app->engine, turn->request.id);
+    free_if_over(turn);
+}
+
+static void on_drained(void *ctx)
+{
+    gw_turn *turn = ctx;
+    turn->busy++;
+    flush_held(turn, false);
+    turn->busy--;
+    free_if_over(turn);
+}
+
+/* The end is known and, where it could be, committed: now it may be told. */
+static void tell_end(gw_turn *turn)
+{
+    turn->busy++;
+    if (turn->exchange) {
+        base_err err = BASE_ERR_INIT;
+        switch (turn->finish) {
+        case ENG_FINISH_ERROR:
+            err = turn->error;
+            break;
+        case ENG_FINISH_DEADLINE:
+            base_fail(&err, BASE_TIMEOUT, "the request did not end within its time limit");
+            break;
+        case ENG_FINISH_CANCELLED:
+            base_fail(&err, BASE_CLOSED, "the server is shutting down");
+            break;
+        case ENG_FINISH_STOP:
+        case ENG_FINISH_CALLS:
+        case ENG_FINISH_LENGTH:
+            if (turn->retention == GW_RETAIN_KEPT && !turn->stored) {
+                /* The client asked for a stored turn. Made but not stored, it must not be made again by a retry. */
+                turn->error_row = (gw_error_row){500, "server_error", "not_stored", 0, 0};
+                base_fail(&err, BASE_IO, "the turn could not be stored");
+            } else if (turn->lossy) {
+                base_fail(&err, BASE_NOMEM, "no memory to carry the answer");
+            }
+            break;
+        }
+        flush_held(turn, true);
+        if (err.code) {
+            turn->error = err;
+            fail(turn, &err);
+        } else {
+            turn->dialect->finish(turn);
+        }
+    }
+    gw_outcome outcome = turn->finish == ENG_FINISH_ERROR       ? GW_OUTCOME_FAILED
+                         : turn->finish == ENG_FINISH_CANCELLED ? GW_OUTCOME_CANCELLED
+                                                                : GW_OUTCOME_DONE;
+    gw_account_add(gw_tenants_account(turn->app->tenants), turn->identity.tenant, turn->identity.name, &turn->usage,
+                   outcome, turn->stored);
+    gw_metrics_observe(turn->app->metrics, GW_E2E, (double)(base_now_ns() - turn->received_ns) * 1e-9);
+    turn->busy--;
+    free_if_over(turn);
+}
+
+static void on_committed(gw_message *message)
+{
+    gw_turn *turn = (gw_turn *)((char *)message - offsetof(gw_turn, committed));
+    turn->commit_pending = false;
+    turn->stored = turn->commit.stored;
+    gw_metrics_observe(turn->app->metrics, GW_COMMIT, (double)(base_now_ns() - turn->done_ns) * 1e-9);
+    if (turn->stored) {
+        gw_metrics_add(turn->app->metrics, GW_TURNS_STORED, 1);
+    } else if (turn->commit.err.code) {
+        gw_metrics_add(turn->app->metrics, GW_COMMIT_FAILED, 1);
+        base_log(BASE_LOG_ERROR, "commit_failed turn=%s reason=\"%s\"", turn->id.text, turn->commit.err.text);
+    }
+    tell_end(turn);
+}
+
+/* On the writer. */
+static void commit_done(gw_commit *commit)
+{
+    gw_turn *turn = (gw_turn *)((char *)commit - offsetof(gw_turn, commit));
+    gw_loop_post(turn->loop, &turn->committed);
+}
+
+/* True if the run's tokens spell the whole visible answer. A stop string may end inside a token: the text before it was
+ * given out, the token is not part of the run, and splicing the run would lose that text. */
+static bool run_covers_text(gw_turn *turn, uint32_t run_tokens)
+{
+    if (turn->stop_index < 0)
+        return true;
+    base_buf bytes;
+    base_buf_init(&bytes, 0);
+    base_code code = eng_detokenize(turn->app->engine, &bytes, turn->run, run_tokens, NULL);
+    size_t tail = base_min(turn->text.length, 64);
+    bool covers = !code && !bytes.failed && tail && bytes.length >= tail &&
+                  memcmp(bytes.data + bytes.length - tail, turn->text.data + turn->text.length - tail, tail) == 0;
+    base_buf_deinit(&bytes);
+    return covers;
+}
+
+static bool begin_commit(gw_turn *turn, uint32_t run_tokens)
+{
+    const eng_info *info = eng_get_info(turn->app->engine);
+    eng_call *calls = NULL;
+    if (turn->call_count) {
+        calls = base_arena_calloc(turn->arena, turn->call_count, sizeof(*calls));
+        if (!calls) {
+            base_fail(&turn->commit.err, BASE_NOMEM, "no memory for the record");
+            return false;
+        }
+    }
+    for (uint32_t i = 0; i < turn->call_count; i++) {
+        const gw_turn_call *call = &turn->calls[i];
+        calls[i] = (eng_call){{call->id.text, strlen(call->id.text)},
+                              {call->name.data, call->name.length},
+                              {call->arguments.data, call->arguments.length}};
+    }
+    turn->commit = (gw_commit){
+        .done = commit_done,
+        .retention = turn->retention,
+        .turn = turn->id.text,
+        .session = turn->session.text,
+        .label = turn->label,
+        .request = turn->request_id,
+        .response = turn->response.text,
+        .dialect = turn->dialect->name,
+        .model = info->name,
+        .fingerprint = info->fingerprint,
+        .numerics = info->numerics,
+        .metadata = turn->metadata,
+        .root = &turn->root,
+        .match = &turn->match,
+        .items = turn->items,
+        .item_count = turn->chat.item_count,
+        .answer = {.role = ENG_ROLE_ASSISTANT,
+                   .text = {turn->text.data, turn->text.length},
+                   .reasoning = {turn->reasoning.data, turn->reasoning.length},
+                   .calls = calls,
+                   .call_count = turn->call_count},
+        .splice = !turn->lossy && !turn->chat.continue_last && run_tokens && run_covers_text(turn, run_tokens),
+        .prompt = turn->prompt.tokens,
+        .prompt_count = turn->prompt.token_count,
+        .run = turn->run,
+        .run_count = run_tokens,
+        .steps = turn->steps,
+        .step_count = turn->step_count,
+        .status = turn->finish == ENG_FINISH_ERROR                                              ? GW_TURN_FAILED
+                  : turn->finish == ENG_FINISH_CANCELLED || turn->finish == ENG_FINISH_DEADLINE ? GW_TURN_CANCELLED
+                                                                                                : GW_TURN_COMPLETED,
+        .finish = turn->finish,
+        .usage = turn->usage,
+        .seed = turn->request.sampling.seed,
+        .created_ms = turn->created_ms,
+        .ended_ms = base_wall_ms(),
+    };
+    if (!gw_ledger_commit(turn->app->ledger, &turn->commit)) {
+        base_fail(&turn->commit.err, BASE_FULL, "the ledger's queue is full");
+        return false;
+    }
+    return true;
+}
+
+static void on_done(gw_turn *turn, const eng_event *event)
+{
+    turn->done_seen = true;
+    turn->done_ns = base_now_ns();
+    turn->state = GW_TURN_COMMITTING;
+    turn->finish = event->finish;
+    turn->stop_index = event->stop_index;
+    turn->usage = event->usage;
+    if (event->finish == ENG_FINISH_ERROR) {
+        turn->error = event->err;
+        if (!turn->error.code)
+            base_fail(&turn->error, BASE_DEVICE, "the engine failed");
+    }
+    gw_metrics *metrics = turn->app->metrics;
+    gw_metrics_observe(metrics, GW_QUEUE, (double)event->usage.queue_ns * 1e-9);
+    gw_metrics_observe(metrics, GW_PREFILL, (double)event->usage.prefill_ns * 1e-9);
+    gw_metrics_observe(metrics, GW_PROMPT_TOKENS, event->usage.prompt_tokens);
+    gw_metrics_observe(metrics, GW_UNCACHED_TOKENS,
+                       (double)event->usage.prompt_tokens - (double)event->usage.cached_tokens);
+    gw_metrics_observe(metrics, GW_OUTPUT_TOKENS, event->usage.output_tokens);
+    let_go_engine(turn);
+    turn->commit_pending = true;
+    if (begin_commit(turn, (uint32_t)base_min(event->run_tokens, turn->run_count)))
+        return;
+    turn->commit_pending = false;
+    gw_metrics_add(metrics, GW_COMMIT_FAILED, 1);
+    base_log(BASE_LOG_ERROR, "commit_failed turn=%s reason=\"%s\"", turn->id.text, turn->commit.err.text);
+    tell_end(turn);
+}
+
+/* ---- while it runs ---- */
+
+/* The engine has the request: a stream gets its status line now. The worker's message and the engine's first event may
+ * arrive in either order. */
+static void admitted(gw_turn *turn)
+{
+    if (turn->state != GW_TURN_PREPARING)
+        return;
+    turn->state = GW_TURN_QUEUED;
+    if (turn->stream && turn->exchange)
+        turn->dialect->open(turn);
+}
+
+static void observe(gw_turn *turn, const eng_event *event)
+{
+    if (!event->token_count)
+        return;
+    uint64_t now = base_now_ns();
+    if (!turn->first_ns) {
+        turn->first_ns = now;
+        gw_metrics_observe(turn->app->metrics, GW_TTFT, (double)(now - turn->received_ns) * 1e-9);
+    } else {
+        gw_metrics_observe(turn->app->metrics, GW_ITL, (double)(now - turn->last_ns) * 1e-9);
+    }
+    turn->last_ns = now;
+}
+
+static void on_event(gw_port *port, const eng_event *event)
+{
+    gw_turn *turn = (gw_turn *)port;
+    turn->busy++;
+    turn->engine_pending = true; /* the worker's message may not have come yet */
+    admitted(turn);
+    if (event->kind == ENG_EVENT_STARTED) {
+        turn->state = GW_TURN_RUNNING;
+        turn->usage.prompt_tokens = event->usage.prompt_tokens;
+        turn->usage.cached_tokens = event->usage.cached_tokens;
+        turn->usage.queue_ns = event->usage.queue_ns;
+    } else {
+        observe(turn, event);
+        add_tokens(turn, event);
+        if (turn->dialect->step)
+            turn->dialect->step(turn, event);
+        for (uint32_t i = 0; i < event->part_count; i++)
+            give_part(turn, &event->parts[i]);
+    }
+    if (event->kind == ENG_EVENT_DONE)
+        on_done(turn, event);
+    turn->busy--;
+    free_if_over(turn);
+}
+
+static void on_tick(gw_port *port, uint64_t now)
+{
+    gw_turn *turn = (gw_turn *)port;
+    uint64_t silence = (uint64_t)turn->app->conf->server_keepalive_ms * 1000000;
+    if (!silence || !turn->exchange || !gw_turn_streaming(turn) || turn->held_count)
+        return;
+    if (now < turn->written_ns + silence || gw_stream_paused(turn->exchange))
+        return;
+    turn->busy++;
+    turn->dialect->ping(turn);
+    turn->busy--;
+    /* The port is open, so the engine holds the turn: nothing is freed here. */
+}
+
+/* ---- the worker ---- */
+
+static base_code check_model(gw_turn *turn, base_err *err)
+{
+    const eng_info *info = eng_get_info(turn->app->engine);
+    if (strcmp(turn->model, info->name) == 0)
+        return BASE_OK;
+    const gw_conf_list *aliases = &turn->app->conf->model_aliases;
+    for (uint32_t i = 0; i < aliases->count; i++)
+        if (strcmp(aliases->items[i], "*") == 0 || strcmp(aliases->items[i], turn->model) == 0)
+            return BASE_OK;
+    size_t width = base_utf8_complete(turn->model, strnlen(turn->model, 64));
+    return gw_turn_reject(turn, err, 404, "invalid_request_error", "model_not_found", "model",
+                          "the model '%.*s' does not exist here", (int)width, turn->model);
+}
+
+/* The text that agents look for when they decide to compact. */
+static base_code too_long(base_err *err, uint32_t window, uint32_t tokens)
+{
+    return base_fail_param(err, BASE_TOO_LONG, "messages",
+                           "This model's maximum context length is %u tokens. However, you requested %u tokens in the "
+                           "messages. Please reduce their length.",
+                           window, tokens);
+}
+
+/* The tenant's salt, or one of its own for each cache_salt. The kinds of key parts are kept apart: a salt's text is hashed
+ * under a prefix that no other part uses. */
+static uint64_t space_of(const gw_turn *turn)
+{
+    if (!turn->cache_salt.length)
+        return turn->identity.salt;
+    XXH64_hash_t kind = XXH3_64bits_withSeed("cache_salt", 10, turn->identity.salt);
+    return XXH3_64bits_withSeed(turn->cache_salt.data, turn->cache_salt.length, kind);
+}
+
+/* The same label of the same tenant is the same session, without a look-up; a label gives no access to anything. */
+static gw_id session_of_label(const gw_turn *turn)
+{
+    unsigned char digest[SHA256_DIGEST_LENGTH];
+    char head[32];
+    int length = snprintf(head, sizeof(head), "session %016llx ", (unsigned long long)turn->identity.salt);
+    size_t label = strlen(turn->label);
+    char *text = malloc((size_t)length + label);
+    if (!text)
+        return gw_id_mint("sess_");
+    memcpy(text, head, (size_t)length);
+    memcpy(text + length, turn->label, label);
+    SHA256((const unsigned char *)text, (size_t)length + label, digest);
+    free(text);
+    gw_id id;
+    int at = snprintf(id.text, sizeof(id.text), "sess_");
+    for (int i = 0; i < 12; i++)
+        at += snprintf(id.text + at, sizeof(id.text) - (size_t)at, "%02x", digest[i]);
+    return id;
+}
+
+static base_code match_and_render(gw_turn *turn, base_err *err)
+{
+    gw_app *app = turn->app;
+    const eng_info *info = eng_get_info(app->engine);
+    turn->chat.items = turn->items;
+    turn->root = (gw_root){.tenant = turn->identity.tenant,
+                           .template_id = info->template_id,
+                           .tools = turn->chat.tools,
+                           .tool_count = turn->chat.tool_count,
+                           .thinking = turn->chat.thinking == ENG_THINK_DEFAULT ? info->thinking : turn->chat.thinking,
+                           .effort = turn->chat.effort};
+    base_code code =
+        gw_ledger_match(app->ledger, &turn->match, &turn->root, turn->items, turn->chat.item_count, turn->arena, err);
+    if (!code && turn->dialect->check)
+        code = turn->dialect->check(turn, err);
+    if (code)
+        return code;
+    turn->session = turn->label ? session_of_label(turn) : turn->match.session.text[0] ? turn->match.session : gw_id_mint("sess_");
+    code = eng_render(app->engine, &turn->prompt, &turn->chat, 0, NULL, turn->arena, err);
+    if (code)
+        return code;
+    /* A prompt that fills the window leaves no room for an answer. */
+    if (turn->prompt.token_count >= info->context_max)
+        return too_long(err, info->context_max, turn->prompt.token_count);
+    if (turn->match.last >= 0)
+        turn->expected_tokens = turn->prompt.item_end[turn->match.last];
+    gw_metrics_add(app->metrics, GW_SPLICED_ITEMS, turn->match.spliced);
+    gw_metrics_add(app->metrics, GW_RENDERED_ITEMS, turn->match.rendered);
+    return BASE_OK;
+}
+
+static base_code submit(gw_turn *turn, base_err *err)
+{
+    const gw_conf *conf = turn->app->conf;
+    eng_request *request = &turn->request;
+    if (!turn->seeded) {
+        uint64_t seed;
+        if (getrandom(&seed, sizeof(seed), 0) != (ssize_t)sizeof(seed))
+            return base_fail(err, BASE_IO, "the system gives no random bytes");
+        request->sampling.seed = seed >> (64 - SEED_BITS);
+    }
+    uint32_t bound = conf->limits_output_tokens_max ? conf->limits_output_tokens_max : UINT32_MAX;
+    if (!request->max_tokens || request->max_tokens > bound)
+        request->max_tokens = bound;
+    request->max_tokens = (uint32_t)base_min(request->max_tokens,
+                                             eng_get_info(turn->app->engine)->context_max - turn->prompt.token_count);
+    request->user = &turn->port;
+    request->tokens = turn->prompt.tokens;
+    request->token_count = turn->prompt.token_count;
+    request->space = space_of(turn);
+    request->starts_in_reasoning = turn->prompt.starts_in_reasoning;
+    request->thinking = turn->prompt.thinking;
+    request->tools = turn->chat.tools;
+    request->tool_count = turn->chat.tool_count;
+    if (conf->limits_request_timeout_ms)
+        request->deadline_ns = turn->received_ns + (uint64_t)conf->limits_request_timeout_ms * 1000000;
+    base_code code = eng_submit(turn->app->engine, request, err);
+    if (code)
+        return code;
+    atomic_store(&turn->submitted, true);
+    if (atomic_load(&turn->gone))
+        eng_cancel(turn->app->engine, request->id);
+    return BASE_OK;
+}
+
+static base_code prepare(gw_turn *turn, base_err *err)
+{
+    if (atomic_load(&turn->gone))
+        return base_fail(err, BASE_CANCELLED, "the client left");
+    base_code code = gw_body_mend(turn->body, turn->body_length, turn->app->conf->limits_json_depth_max, err);
+    if (!code)
+        code = turn->dialect->parse(turn, err);
+    if (!code)
+        code = check_model(turn, err);
+    if (!code)
+        code = match_and_render(turn, err);
+    if (!code && atomic_load(&turn->gone))
+        code = base_fail(err, BASE_CANCELLED, "the client left");
+    return code ? code : submit(turn, err);
+}
+
+static void prepare_run(gw_job *job)
+{
+    gw_turn *turn = (gw_turn *)((char *)job - offsetof(gw_turn, job));
+    base_code code = prepare(turn, &turn->error);
+    /* A code without text would be answered as a success. */
+    if (code && !turn->error.code)
+        base_fail(&turn->error, code, "the request could not be prepared");
+    gw_loop_post(turn->loop, &turn->prepared);
+}
+
+/* On the loop. */
+static void on_prepared(gw_message *message)
+{
+    gw_turn *turn = (gw_turn *)((char *)message - offsetof(gw_turn, prepared));
+    turn->worker_pending = false;
+    turn->busy++;
+    if (atomic_load(&turn->submitted)) {
+        turn->engine_pending = !turn->done_seen;
+        admitted(turn);
+    } else if (turn->exchange) {
+        fail(turn, &turn->error);
+    }
+    turn->busy--;
+    free_if_over(turn);
+}
+
+/* ---- the beginning ---- */
+
+static bool take_body(gw_turn *turn)
+{
+    size_t length;
+    const char *body = gw_exchange_body(turn->exchange, &length);
+    turn->body = malloc(length + 1);
+    if (!turn->body)
+        return false;
+    memcpy(turn->body, body, length);
+    turn->body[length] = '\0';
+    turn->body_length = length;
+    return true;
+}
+
+/* Names that agents give their sessions, the most specific first. They label, nothing more. */
+static const char *label_of(gw_exchange *exchange)
+{
+    static const char *const names[] = {
+        "x-session-id", "x-claude-code-session-id", "thread-id",        "session-id",
+        "session_id",   "x-dynamo-session-id",      "x-smg-routing-key"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        const char *value = gw_exchange_header(exchange, names[i]);
+        if (value && value[0])
+            return value;
+    }
+    return NULL;
+}
+
+void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect)
+{
+    gw_identity identity;
+    if (atomic_load(&app->draining)) {
+        gw_error_draining(exchange);
+        gw_metrics_request(app->metrics, dialect->route, 503);
+        return;
+    }
+    if (!gw_tenants_admit(app->tenants, &identity, exchange, GW_SCOPE_INFER)) {
+        gw_metrics_request(app->metrics, dialect->route, 401);
+        return;
+    }
+    base_err err = BASE_ERR_INIT;
+    gw_turn *turn = calloc(1, sizeof(*turn));
+    if (!turn) {
+        base_fail(&err, BASE_NOMEM, "no memory for a turn");
+        gw_error_respond_err(exchange, &err);
+        gw_metrics_request(app->metrics, dialect->route, 503);
+        return;
+    }
+    turn->app = app;
+    turn->dialect = dialect;
+    turn->exchange = exchange;
+    turn->loop = gw_exchange_loop(exchange);
+    turn->identity = identity;
+    turn->received_ns = base_now_ns();
+    turn->created_ms = base_wall_ms();
+    turn->id = gw_id_mint("turn_");
+    turn->stop_index = -1;
+    turn->retention = GW_RETAIN_CACHED;
+    turn->request = (eng_request){.id = atomic_fetch_add(&request_ids, 1),
+                                  .sampling = ENG_SAMPLING_DEFAULT,
+                                  .parse = ENG_PARSE_CHAT,
+                                  .tool_choice = ENG_TOOL_AUTO};
+    turn->port.event = on_event;
+    turn->port.tick = on_tick;
+    turn->job.run = prepare_run;
+    turn->prepared.run = on_prepared;
+    turn->committed.run = on_committed;
+    snprintf(turn->request_id, sizeof(turn->request_id), "%s", gw_exchange_id(exchange));
+    gw_exchange_set_handler(exchange, turn, on_gone, on_drained);
+    turn->busy++;
+    bool ready = take_body(turn);
+    if (ready) {
+        turn->arena = base_arena_create(ARENA_FIRST_BYTES, ARENA_BYTES_MIN + ARENA_BODIES * turn->body_length);
+        ready = turn->arena != NULL;
+    }
+    const char *label = label_of(exchange);
+    if (ready && label)
+        turn->label = base_arena_copy(turn->arena, label, strnlen(label, 256));
+    if (!ready) {
+        base_fail(&turn->error, BASE_NOMEM, "no memory for a turn");
+    } else if (!gw_port_open(app->bridge, &turn->port, turn->loop, &turn->error)) {
+        turn->port_open = true;
+        turn->worker_pending = gw_workers_submit(app->workers, &turn->job);
+        if (!turn->worker_pending)
+            base_fail(&turn->error, BASE_FULL, "too many requests wait for a worker");
+    }
+    if (!turn->worker_pending && turn->exchange)
+        fail(turn, &turn->error);
+    turn->busy--;
+    free_if_over(turn);
+}
+
+/* ---- what dialects share ---- */
+
+void gw_turn_extension(const gw_turn *turn, base_buf *out)
+{
+    const eng_usage *usage = &turn->usage;
+    /* At most the last token of a turn has no page yet when it ends. */
+    uint32_t lost = turn->expected_tokens > usage->cached_tokens + 1 ? turn->expected_tokens - usage->cached_tokens : 0;
+    const char *reason = turn->match.reason ? turn->match.reason : lost ? "evicted" : NULL;
+    base_buf_printf(out, "\"whimbrel\":{\"session\":\"%s\",\"turn\":\"%s\",\"cached_tokens\":%u,\"restored_tokens\":%u,",
+                    turn->session.text, turn->id.text, usage->cached_tokens, usage->restored_tokens);
+    base_buf_printf(out, "\"cache\":{\"hit\":%u,\"lost\":%u", usage->cached_tokens, lost);
+    if (reason)
+        base_buf_printf(out, ",\"reason\":\"%s\"", reason);
+    base_buf_printf(out, "},\"queue_ms\":%.3f,\"prefill_ms\":%.3f,\"ttft_ms\":%.3f,\"decode_ms\":%.3f,",
+                    (double)usage->queue_ns * 1e-6, (double)usage->prefill_ns * 1e-6, (double)usage->ttft_ns * 1e-6,
+                    (double)usage->decode_ns * 1e-6);
+    base_buf_printf(out, "\"drafted\":%u,\"accepted\":%u,\"stored\":%s,\"backend\":", usage->drafted, usage->accepted,
+                    turn->stored ? "true" : "false");
+    const char *backend = eng_get_info(turn->app->engine)->backend;
+    base_buf_json_string(out, backend, strlen(backend));
+    base_buf_puts(out, "}");
+}

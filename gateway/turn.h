@@ -1,0 +1,152 @@
+/* gw_turn: the life of one generation, whatever dialect it speaks.
+ *
+ *   state       who owns it          what ends it (function)
+ *   PREPARING   a worker             prepare: parsed, matched with the ledger, rendered, submitted -> QUEUED
+ *                                    or a failure -> OVER (on_prepared)
+ *   QUEUED      the engine           STARTED -> RUNNING (on_event); a stream has its headers from here on
+ *   RUNNING     the engine           DONE -> COMMITTING (on_done); steps are written as they come
+ *   COMMITTING  the ledger's writer  committed or not -> OVER (on_committed): only now a record tells the end
+ *   OVER        the loop             freed
+ *
+ * Everything but `prepare` and the commit's callback runs on the exchange's loop, so the state needs no lock. The turn is held
+ * by up to four: the exchange, the worker's job, the engine's request, the commit; it is freed on its loop when the last of
+ * them let go. The client may leave in any state: `gone` is set, the engine is told (at once if the request is there, by the
+ * worker right after the submit otherwise), and what was generated is recorded as cancelled.
+ *
+ * A dialect is a table of functions and one block of state; responses and messages fit beside chat. */
+#pragma once
+#include <jansson.h>
+#include <stdatomic.h>
+
+#include "gateway/api_error.h"
+#include "gateway/bridge.h"
+#include "gateway/ledger.h"
+#include "gateway/tenant.h"
+#include "gateway/work.h"
+
+typedef struct gw_turn gw_turn;
+
+typedef struct gw_dialect {
+    const char *name;  /* in the ledger and the log */
+    const char *route; /* in the metrics */
+    /* Worker. Body to plan, see the fields under `plan`. Fails with the field's path, or by gw_turn_reject. */
+    base_code (*parse)(gw_turn *turn, base_err *err);
+    /* Worker, after the ledger gave tokens to what it knows: checks what only a rendering needs. May be NULL. */
+    base_code (*check)(gw_turn *turn, base_err *err);
+    /* Loop. A stream was admitted: headers and opening records. */
+    void (*open)(gw_turn *turn);
+    /* Loop. Tokens and logprobs of a step, before its parts. May be NULL. */
+    void (*step)(gw_turn *turn, const eng_event *event);
+    /* Loop. One part, after it was added to the answer; for streams that wait for their client, several in one. */
+    void (*part)(gw_turn *turn, const eng_part *part);
+    /* Loop. The turn is committed: the whole answer, or the records that tell the end. Ends the exchange. */
+    void (*finish)(gw_turn *turn);
+    /* Loop. As a whole answer if nothing was sent, else as an error record. Ends the exchange. */
+    void (*fail)(gw_turn *turn, const gw_error_row *row, const char *param, const char *message);
+    /* Loop. Nothing was written for server.keepalive_ms. */
+    void (*ping)(gw_turn *turn);
+    /* Loop. The turn is freed; only if parse made a state. May be NULL. */
+    void (*deinit)(gw_turn *turn);
+} gw_dialect;
+
+typedef enum gw_turn_state {
+    GW_TURN_PREPARING,
+    GW_TURN_QUEUED,
+    GW_TURN_RUNNING,
+    GW_TURN_COMMITTING,
+    GW_TURN_OVER,
+} gw_turn_state;
+
+typedef struct gw_turn_call {
+    gw_id id; /* minted, 128 random bits: names the run in the ledger */
+    base_buf name, arguments;
+    bool whole;
+} gw_turn_call;
+
+/* A part that waits for its client; `offset` into the accumulated text of its kind. */
+typedef struct gw_held {
+    eng_part_kind kind;
+    uint32_t call;
+    size_t offset, length;
+} gw_held;
+
+struct gw_turn {
+    gw_port port; /* first member: the bridge hands it back */
+    gw_app *app;
+    const gw_dialect *dialect;
+    gw_exchange *exchange; /* NULL once it is over. Loop */
+    gw_loop *loop;
+    gw_identity identity;
+    gw_turn_state state;
+    char request_id[GW_ID_MAX];
+    gw_id id, session, response; /* turn_, sess_ and the dialect's own */
+    uint64_t received_ns;
+    int64_t created_ms;
+    base_arena *arena;
+    char *body; /* a copy: the exchange may end while a worker reads; terminated */
+    size_t body_length;
+    json_t *json; /* the tree that texts point into */
+
+    /* ---- plan: filled by parse on the worker, constant from then on ---- */
+    void *state_of_dialect; /* in the arena; NULL until parse made it */
+    const char *response_prefix; /* "chatcmpl-" */
+    bool stream;
+    bool exact_steps; /* token ids or logprobs are wanted: parts are never merged */
+    const char *model;    /* as asked for */
+    const char *label;    /* session name from the client, NULL if none */
+    const char *metadata; /* JSON, NULL if none */
+    eng_text cache_salt;
+    gw_retention retention;
+    eng_item *items; /* chat.items, still writable */
+    eng_chat chat;
+    eng_request request; /* sampling, tools, tool choice, stops, max_tokens (0: as much as fits) */
+    bool seeded;
+    /* ---- made by prepare ---- */
+    gw_root root;
+    gw_match match;
+    eng_prompt prompt;
+    uint32_t expected_tokens; /* of the prompt, known to the ledger: what a perfect cache would hold */
+    base_err error;
+    gw_error_row error_row; /* status 0: by the table */
+    /* ---- the answer; loop ---- */
+    base_buf text, reasoning;
+    gw_turn_call *calls;
+    uint32_t call_count, call_capacity;
+    int32_t *run;
+    uint32_t run_count, run_capacity;
+    uint32_t *steps;
+    uint32_t step_count, step_capacity;
+    bool lossy; /* memory ran out: the record is not whole and never spliced */
+    eng_usage usage;
+    eng_finish finish;
+    int32_t stop_index;
+    bool stored;
+    gw_held *held;
+    uint32_t held_count, held_capacity;
+    uint64_t first_ns, last_ns, written_ns, done_ns;
+    int status; /* HTTP status that the client got, 0: none yet */
+    /* ---- who holds it ---- */
+    atomic_bool gone, submitted;
+    bool worker_pending, engine_pending, commit_pending, done_seen, port_open;
+    uint32_t busy; /* functions of the turn on the loop's stack */
+    gw_job job;
+    gw_message prepared, committed;
+    gw_commit commit;
+};
+
+/* Takes the exchange: authenticates it and begins a turn. Thread: the exchange's loop. */
+void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect);
+
+/* Worker, in parse and check: the failure's row is chosen here, not by the table. Returns a code that is not BASE_OK. */
+base_code gw_turn_reject(gw_turn *turn, base_err *err, int status, const char *type, const char *code, const char *param,
+                         const char *fmt, ...) __attribute__((format(printf, 7, 8)));
+
+/* Loop, for dialects. These do nothing once the client left. */
+void gw_turn_stream_begin(gw_turn *turn);                                  /* 200 and the headers of event streams */
+void gw_turn_write(gw_turn *turn, const void *bytes, size_t length);       /* one record, one write */
+void gw_turn_stream_end(gw_turn *turn);
+void gw_turn_respond_json(gw_turn *turn, const base_buf *body);            /* 200, whole; 503 if the buffer failed */
+void gw_turn_respond_error(gw_turn *turn, const gw_error_row *row, const char *param, const char *message);
+bool gw_turn_streaming(const gw_turn *turn);                               /* headers are out */
+/* Appends `"whimbrel":{…}`. */
+void gw_turn_extension(const gw_turn *turn, base_buf *out);
