@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -13,6 +14,7 @@
 
 /* Longer than any step: a chunk of prefill takes tenths of a second. */
 #define STALLED_S 15
+#define NAME_BYTES_MAX 512
 
 static const gw_header json_type[] = {{"content-type", "application/json"}};
 
@@ -102,7 +104,9 @@ void gw_api_models_get(gw_app *app, gw_exchange *exchange)
     gw_identity identity;
     if (!gw_tenants_admit(app->tenants, &identity, exchange, GW_SCOPE_INFER))
         return;
-    const char *name = gw_exchange_path(exchange) + strlen("/v1/models/");
+    char name[NAME_BYTES_MAX];
+    snprintf(name, sizeof name, "%s", gw_exchange_path(exchange) + strlen("/v1/models/"));
+    name[strcspn(name, "/")] = '\0'; /* a trailing slash is no part of it; no name has one inside */
     if (!known(app, name)) {
         gw_error_model_not_found(exchange, name);
         return;

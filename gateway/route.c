@@ -25,27 +25,28 @@ enum {
     ADMIN = 2,          /* on the admin listener */
     PUBLIC_METRICS = 4, /* on the public ports if metrics.public */
     JSON_BODY = 8,
-    TURN = 16, /* a turn counts and logs itself */
+    TURN = 16,  /* a turn counts and logs itself */
+    QUIET = 32, /* probes: not in the log unless something is wrong */
 };
 
 typedef struct route {
     const char *method; /* a GET answers HEAD too */
-    const char *path;   /* one that ends in / stands for everything below it */
+    const char *path;   /* one that ends in {id} stands for everything below */
     unsigned flags;
     void (*run)(gw_app *app, gw_exchange *exchange);
 } route;
 
 static const route routes[] = {
     {"GET", "/", PUBLIC | ADMIN, gw_api_root},
-    {"GET", "/health", PUBLIC | ADMIN, gw_api_health},
-    {"GET", "/healthz", PUBLIC | ADMIN, gw_api_health},
-    {"GET", "/livez", PUBLIC | ADMIN, gw_api_health},
-    {"GET", "/ping", PUBLIC | ADMIN, gw_api_health},
-    {"GET", "/health/ready", PUBLIC | ADMIN, gw_api_ready},
-    {"GET", "/readyz", PUBLIC | ADMIN, gw_api_ready},
-    {"GET", "/metrics", ADMIN | PUBLIC_METRICS, gw_admin_metrics},
+    {"GET", "/health", PUBLIC | ADMIN | QUIET, gw_api_health},
+    {"GET", "/healthz", PUBLIC | ADMIN | QUIET, gw_api_health},
+    {"GET", "/livez", PUBLIC | ADMIN | QUIET, gw_api_health},
+    {"GET", "/ping", PUBLIC | ADMIN | QUIET, gw_api_health},
+    {"GET", "/health/ready", PUBLIC | ADMIN | QUIET, gw_api_ready},
+    {"GET", "/readyz", PUBLIC | ADMIN | QUIET, gw_api_ready},
+    {"GET", "/metrics", ADMIN | PUBLIC_METRICS | QUIET, gw_admin_metrics},
     {"GET", "/v1/models", PUBLIC, gw_api_models_list},
-    {"GET", "/v1/models/", PUBLIC, gw_api_models_get},
+    {"GET", "/v1/models/{id}", PUBLIC, gw_api_models_get},
     {"POST", "/v1/chat/completions", PUBLIC | JSON_BODY | TURN, gw_api_chat_handle},
 };
 #define ROUTE_COUNT (sizeof routes / sizeof *routes)
@@ -64,10 +65,9 @@ static bool offered(const gw_app *app, const route *r, gw_listener listener)
 /* `length` is without a trailing slash, so that "/v1/models/" is "/v1/models". */
 static bool matches(const route *r, const char *path, size_t length)
 {
-    size_t own = strlen(r->path);
-    if (own > 1 && r->path[own - 1] == '/')
-        return length > own && strncmp(path, r->path, own) == 0;
-    return length == own && strncmp(path, r->path, own) == 0;
+    size_t own = strcspn(r->path, "{");
+    bool open = r->path[own] == '{';
+    return (open ? length > own : length == own) && strncmp(path, r->path, own) == 0;
 }
 
 static bool method_fits(const route *r, const char *method)
@@ -251,6 +251,14 @@ static void trace(const gw_exchange *exchange, const gw_exchange_end *end, int s
     base_buf_deinit(&line);
 }
 
+static bool is_quiet(const char *label)
+{
+    for (size_t i = 0; i < ROUTE_COUNT; i++)
+        if (routes[i].path == label)
+            return (routes[i].flags & QUIET) != 0;
+    return false;
+}
+
 void gw_route_ended(void *ctx, gw_exchange *exchange, const gw_exchange_end *end)
 {
     gw_app *app = ctx;
@@ -262,9 +270,10 @@ void gw_route_ended(void *ctx, gw_exchange *exchange, const gw_exchange_end *end
     bool turn = label == turn_label;
     if (!turn)
         gw_metrics_request(app->metrics, label[0] != '\0' ? label : "other", status);
+    bool quiet = status == 200 && is_quiet(label);
     if (app->conf->log_access && (!turn || status == 401 || status == 403))
         base_log(
-            BASE_LOG_INFO,
+            quiet ? BASE_LOG_DEBUG : BASE_LOG_INFO,
             "request_over req=%s http=%d method=%.16s path=%.128s status=%d remote=%s us=%" PRIu64,
             gw_exchange_id(exchange), gw_exchange_http_major(exchange),
             gw_exchange_method(exchange), gw_exchange_path(exchange), status,
