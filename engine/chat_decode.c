@@ -558,8 +558,12 @@ static void on_prose_tag(eng_decoder *d, tag_kind kind, eng_text name)
         begin_gap(d, GAP_OPENED);
         break;
     case TAG_BLOCK_CLOSE:
-        if (d->in_block && d->state == BLOCK)
+        if (d->state == BLOCK) {
+            if (d->reasoning) /* a block without a call ends a thought too */
+                end_prose(d);
+            d->reasoning = false;
             begin_gap(d, d->gap == GAP_BETWEEN ? GAP_CLOSED : d->gap);
+        }
         d->in_block = false;
         break;
     case TAG_INVOKE:
