@@ -1,13 +1,14 @@
 /* The DSpark drafter.
  *
- *   context   f = norm(fc(features of the target's layers)); every draft layer has its own K and V
+ * - context: f = norm(fc(features of the target's layers)); every draft layer has its own K and V
  * of f, the K normed and rotated to the token's position. f does not pass the layer's input norm,
- * and there are no queries for it. block     [anchor, noise, noise, …] at the positions from the
- * anchor's on, through the layers; rows of a block see each other both ways and the context below
- * the anchor, within the window. chain     row k gives base logits U_k for the token behind it;
- * logits_k = U_k + W2 W1[x_(k-1)], x_0 the anchor. The pick is the sampler's own: greedy, or with
- * the noise it will use at that output index. confidence  sigmoid(w · [h_k; W1[x_(k-1)]] + b), h_k
- * after the final norm.
+ * and there are no queries for it.
+ * - block: [anchor, noise, noise, …] at the positions from the anchor's on, through the layers;
+ * rows of a block see each other both ways and the context below the anchor, within the window.
+ * - chain: row k gives base logits U_k for the token behind it; logits_k = U_k + W2 W1[x_(k-1)],
+ * x_0 the anchor. The pick is the sampler's own: greedy, or with the noise it will use at that
+ * output index.
+ * - confidence: sigmoid(w · [h_k; W1[x_(k-1)]] + b), h_k after the final norm.
  *
  * A block is always run whole, since its rows depend on one another; only the logits and the chain
  * stop at `length`. Inputs are run in passes of as many blocks as the device's scratch holds. */

@@ -8,6 +8,7 @@
 #include "engine/model_internal.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <math.h>
 #include <stdarg.h>
@@ -23,7 +24,8 @@
 struct eng_model {
     eng_config_file file;
     char *dir;
-    bool is_random; /* dir is ours and goes with the model */
+    bool is_random;   /* dir was ours and is gone once loaded */
+    int tokenizer_fd; /* its tokenizer.json, which outlives the name; -1: none */
     char tokenizer[PATH_MAX];
     char fingerprint[33];
     kn_kv_type kv_type;
@@ -423,6 +425,8 @@ static base_code make_random(eng_model *m, const char *spec, char name[32], base
     return eng_random__write(m->dir, name, layers, seed, false, err);
 }
 
+/* The mapping keeps the tensors' bytes and a descriptor the tokenizer's, so the folder can go as
+ * soon as it is read: a process that is killed leaves nothing. */
 static void remove_random(eng_model *m)
 {
     char path[PATH_MAX];
@@ -431,6 +435,15 @@ static void remove_random(eng_model *m)
         unlink(path);
     }
     rmdir(m->dir);
+}
+
+static base_code keep_tokenizer(eng_model *m, base_err *err)
+{
+    m->tokenizer_fd = open(m->tokenizer, O_RDONLY | O_CLOEXEC);
+    if (m->tokenizer_fd < 0)
+        return base_fail(err, BASE_IO, "cannot open %.140s: %s", m->tokenizer, strerror(errno));
+    snprintf(m->tokenizer, sizeof m->tokenizer, "/proc/self/fd/%d", m->tokenizer_fd);
+    return BASE_OK;
 }
 
 /* ---- load ---- */
@@ -595,17 +608,16 @@ base_code eng_model_load(eng_model **out, const char *spec, const eng_model_opti
     eng_model *m = calloc(1, sizeof *m);
     if (m == NULL)
         return base_fail(err, BASE_NOMEM, "out of memory");
+    m->tokenizer_fd = -1;
     base_code code = load(m, spec, options, err);
+    if (code == BASE_OK && m->is_random)
+        code = keep_tokenizer(m, err);
+    if (m->is_random && m->dir != NULL)
+        remove_random(m);
     if (code != BASE_OK) {
         base_wrap(err, "model %.60s", spec);
         eng_model_destroy(m);
         return code;
-    }
-    /* The mapping keeps the bytes; the name would only survive a crash. */
-    if (m->is_random) {
-        char path[PATH_MAX];
-        snprintf(path, sizeof path, "%s/model.safetensors", m->dir);
-        unlink(path);
     }
     *out = m;
     return BASE_OK;
@@ -620,8 +632,8 @@ void eng_model_destroy(eng_model *model)
     eng_files_close(model->files);
     base_arena_destroy(model->arena);
     free(model->planes);
-    if (model->is_random && model->dir != NULL)
-        remove_random(model);
+    if (model->tokenizer_fd >= 0)
+        close(model->tokenizer_fd);
     free(model->dir);
     free(model);
 }

@@ -2,11 +2,14 @@
  *
  * What a request asks for beyond temperature is applied on a copy of the logits. Filters work on a
  * list of candidates (value = logit / temperature, id) in the order "value high, id low", which is
- * total, so that every result is unique: min_p   value >= max + log(min_p), the same as probability
- * >= min_p * largest probability top_k   the k first top_p   the shortest prefix whose probability,
- * renormalised over what is left so far, reaches top_p A prefix by count or by mass is found by
- * partitioning (quickselect), O(candidates) on average; pivots come from a fixed generator, so no
- * choice of logits makes it quadratic but by luck.
+ * total, so that every result is unique:
+ * - min_p: value >= max + log(min_p), the same as probability >= min_p * largest probability
+ * - top_k: the k first
+ * - top_p: the shortest prefix whose probability, renormalised over what is left, reaches top_p
+ *
+ * A prefix by count or by mass is found by partitioning (quickselect), O(candidates) on average;
+ * pivots come from a fixed generator, so that no shape of logits makes it quadratic. A small k is
+ * found by insertion while scanning.
  *
  * The draw takes the largest of value + noise. Noise costs two logarithms; most tokens are ruled
  * out by an upper bound that needs none: -log(-log u) <= -log(1 - u) <= ln 2 * (leading ones of the
@@ -22,9 +25,10 @@
 #include "engine/base/rand.h"
 #include "engine/base/thread.h"
 
-#define PROBABILITY_ZERO_LOG                                                                       \
-    (-9999.0f) /* what OpenAI's API shows for a token of probability 0; JSON has no -infinity */
+/* What OpenAI's API shows for a token of probability 0; JSON has no -infinity. */
+#define PROBABILITY_ZERO_LOG (-9999.0f)
 #define LN2 0.6931471805599453
+#define FEW 128 /* a top_k up to here is found by insertion */
 
 typedef struct candidate {
     float value;
@@ -163,29 +167,74 @@ static uint32_t take_prefix(candidate *c, uint32_t count, double target, float m
     return hi;
 }
 
+/* The k first, by insertion into a sorted list: k is small, and after a while hardly any token
+ * still gets in. */
+static uint32_t take_first(candidate *out, const float *logits, uint32_t vocab, float temperature,
+                           float floor, uint32_t k)
+{
+    uint32_t count = 0;
+    for (uint32_t v = 0; v < vocab; v++) {
+        candidate c = {logits[v] / temperature, (int32_t)v};
+        /* Ids ascend, so one that only equals the last stands behind it. NaN and banned tokens fail
+         * both tests. */
+        if (!(c.value >= floor && c.value > -INFINITY) ||
+            (count == k && !(c.value > out[k - 1].value)))
+            continue;
+        uint32_t at = count < k ? count++ : k - 1;
+        for (; at > 0 && before(c, out[at - 1]); at--)
+            out[at] = out[at - 1];
+        out[at] = c;
+    }
+    return count;
+}
+
+static uint32_t take_all(candidate *out, const float *logits, uint32_t vocab, float temperature,
+                         float floor)
+{
+    uint32_t count = 0;
+    for (uint32_t v = 0; v < vocab; v++) {
+        float value = logits[v] / temperature;
+        if (value >= floor && value > -INFINITY)
+            out[count++] = (candidate){value, (int32_t)v};
+    }
+    return count;
+}
+
+/* Tokens of at most (1 - top_p) / count of the mass make up at most 1 - top_p together, so the
+ * prefix ends before them; what a trained model leaves is short. */
+static uint32_t take_mass(candidate *c, uint32_t count, float max, float top_p)
+{
+    double total = 0;
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < count; i++)
+        total += weight_of(c[i], max, true);
+    double least = (1 - (double)top_p) * total / count * 0.999; /* 0.999: above any rounding */
+    double floor = (double)max + log(least);
+    for (uint32_t i = 0; i < count; i++)
+        if ((double)c[i].value >= floor)
+            c[left++] = c[i];
+    return take_prefix(c, left, total * (double)top_p, max, true);
+}
+
 static int32_t filtered_draw(const eng_sampler_input *in, const float *logits, candidate *c)
 {
     const eng_sampling *s = in->sampling;
-    float max = logits[eng_sample__greedy(logits, in->vocab)] / s->temperature;
-    /* A value that is not finite leaves nothing to weigh. */
-    if (!isfinite(max))
-        return eng_sample__greedy(logits, in->vocab);
+    int32_t top = eng_sample__greedy(logits, in->vocab);
+    float max = logits[top] / s->temperature;
+    if (!isfinite(max)) /* leaves nothing to weigh */
+        return top;
     float floor = s->min_p > 0 ? max + logf(s->min_p) : -INFINITY;
-    uint32_t count = 0;
-    for (uint32_t v = 0; v < in->vocab; v++) {
-        float value = logits[v] / s->temperature;
-        if (value >= floor && value > -INFINITY)
-            c[count++] = (candidate){value, (int32_t)v};
+    uint32_t count;
+    if (s->top_k > 0 && s->top_k <= FEW) {
+        count = take_first(c, logits, in->vocab, s->temperature, floor, s->top_k);
+    } else {
+        count = take_all(c, logits, in->vocab, s->temperature, floor);
+        if (s->top_k > 0 && s->top_k < count)
+            count = take_prefix(c, count, s->top_k, max, false);
     }
-    if (s->top_k > 0 && s->top_k < count)
-        count = take_prefix(c, count, s->top_k, max, false);
-    if (s->top_p < 1) {
-        double total = 0;
-        for (uint32_t i = 0; i < count; i++)
-            total += weight_of(c[i], max, true);
-        count = take_prefix(c, count, total * (double)s->top_p, max, true);
-    }
-    draw_best best = {-INFINITY, 0};
+    if (s->top_p < 1)
+        count = take_mass(c, count, max, s->top_p);
+    draw_best best = {-INFINITY, top};
     for (uint32_t i = 0; i < count; i++) {
         uint32_t v = (uint32_t)c[i].id;
         base_rand4 r = base_rand(s->seed, stream_of(in->output_index, in->choice), v / 4);

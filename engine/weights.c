@@ -1,11 +1,10 @@
 /* The tensors of a checkpoint: one pass over each file's header with the JSON scanner, no tree in
- * between, so that the 89,632 names of a full model take tens of milliseconds.
+ * between, so that the 89,632 names of a full model take a tenth of a second.
  *
- * A file: 8 bytes little-endian header length, the header (a JSON object: name to {dtype, shape,
- * data_offsets}, and
- * __metadata__), then the data, which the tensors cover without gaps or overlaps. Nothing in a file
- * is trusted: a length, an offset or a product of dimensions is used only after it has been
- * compared with the file's size. */
+ * A file is 8 bytes of header length (little-endian), the header (a JSON object: __metadata__, and
+ * name to {dtype, shape, data_offsets}), then the data, which the tensors cover without gaps or
+ * overlaps. Nothing in a file is trusted: a length, an offset or a product of dimensions is used
+ * only after it has been compared with the file's size. */
 #include "engine/weights.h"
 #include "engine/model_internal.h"
 
@@ -206,9 +205,16 @@ static base_code read_name(eng_files *f, const base_json *json, const char **out
                            base_err *err)
 {
     base_buf buf;
+    base_code code = BASE_OK;
+    /* Names are plain but in theory. */
+    if (memchr(json->raw, '\\', json->raw_length) == NULL && json->raw_length > 2 &&
+        json->raw_length <= NAME_MAX_BYTES + 2) {
+        *length = json->raw_length - 2;
+        *out = base_arena_copy(f->arena, json->raw + 1, *length);
+        return *out != NULL ? BASE_OK : base_fail(err, BASE_NOMEM, "out of memory for names");
+    }
     base_buf_init(&buf, 0);
     base_json_unescape(&buf, json->raw, json->raw_length);
-    base_code code = BASE_OK;
     if (buf.failed)
         code = base_fail(err, BASE_NOMEM, "out of memory for names");
     else if (buf.length == 0 || buf.length > NAME_MAX_BYTES ||
