@@ -330,7 +330,7 @@ Test(eng_decoder, strings_hold_markup_and_end_at_their_own_tag)
     expect_value(r, "s", "<a>" NS "<bb>" NS "</c> ]<]min" NS, "\"<a>]<]minimax[>[<bb>]<]minimax[>[</c> ]<]min]<]minimax[>[\"");
     expect_value(r, "s", "</mm:think><mm:think>[e~[", "\"</mm:think><mm:think>[e~[\"");
     expect_value(r, "s", NS, "\"]<]minimax[>[\"");
-    expect_value(r, "sn", "a " NS "<b>c", "\"a ]<]minimax[>[<b>c\"");
+    expect_value(r, "sn", "a " NS "<bb>c", "\"a ]<]minimax[>[<bb>c\"");
     end_rig(r);
 }
 
