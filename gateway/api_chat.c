@@ -32,6 +32,7 @@
 #define TOOL_NAME_MAX 128
 #define METADATA_MAX 16
 #define REORDER_MAX 256
+#define REPLACEMENT "\xEF\xBF\xBD" /* U+FFFD */
 
 /* A token whose logprob waits for its text: lengths of its bytes and its entry's JSON in the two buffers. */
 typedef struct waiting {
@@ -1005,9 +1006,7 @@ static void put_token(base_buf *out, const char *bytes, size_t count, float logp
         base_buf_json_string(out, bytes, count);
     } else {
         /* Part of a character: `bytes` has the truth. */
-        base_buf_puts(out, "\"");
-        base_buf_puts(out, "\xEF\xBF\xBD");
-        base_buf_puts(out, "\"");
+        base_buf_puts(out, "\"" REPLACEMENT "\"");
     }
     base_buf_puts(out, ",\"logprob\":");
     put_logprob(out, logprob);
@@ -1055,6 +1054,17 @@ static void wait_for_text(gw_turn *turn, const eng_logprob *logprob)
                                                (uint32_t)(out->length - json_before)};
 }
 
+/* Bytes of replacement characters at the front of `text` that stand for the `count` bytes of a token which is not UTF-8. */
+static size_t replaced(const char *text, size_t length, const char *bytes, size_t count)
+{
+    size_t used = 0;
+    if (base_utf8_valid(bytes, count))
+        return 0;
+    for (size_t i = 0; i < count && used + 3 <= length && memcmp(text + used, REPLACEMENT, 3) == 0; i++)
+        used += 3;
+    return used;
+}
+
 /* Matches tokens with text; those of visible text become entries. */
 static void match_tokens(chat *c, const char *text, size_t length, bool visible)
 {
@@ -1067,8 +1077,11 @@ static void match_tokens(chat *c, const char *text, size_t length, bool visible)
         bool spells = front->byte_count && memcmp(c->waiting_bytes.data + bytes, c->unmatched.data + used, both) == 0;
         if (spells && both < front->byte_count)
             break; /* the rest of its text has not come yet */
-        if (spells) {
-            used += front->byte_count;
+        size_t taken_text = spells ? front->byte_count
+                                   : replaced(c->unmatched.data + used, c->unmatched.length - used,
+                                              c->waiting_bytes.data + bytes, front->byte_count);
+        if (taken_text) {
+            used += taken_text;
             if (visible) {
                 base_buf_puts(&c->entries, c->entries.length ? "," : "");
                 base_buf_add(&c->entries, c->waiting_json.data + json, front->json_count);
@@ -1078,7 +1091,8 @@ static void match_tokens(chat *c, const char *text, size_t length, bool visible)
         json += front->json_count;
         taken++;
     }
-    base_buf_drop(&c->unmatched, used);
+    /* Text never comes before its tokens: what no token spells now, none ever will. */
+    base_buf_drop(&c->unmatched, taken == c->waiting_count ? c->unmatched.length : used);
     base_buf_drop(&c->waiting_bytes, bytes);
     base_buf_drop(&c->waiting_json, json);
     memmove(c->waiting, c->waiting + taken, (c->waiting_count - taken) * sizeof(*c->waiting));
@@ -1257,7 +1271,7 @@ static void finish_whole(gw_turn *turn)
     put_message(turn, out);
     if (c->return_token_ids) {
         base_buf_puts(out, ",\"token_ids\":[");
-        put_ids(out, turn->run, turn->run_count);
+        put_ids(out, turn->run + turn->lead, turn->run_count - turn->lead);
         base_buf_puts(out, "]");
     }
     base_buf_puts(out, "}],");

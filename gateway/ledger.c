@@ -116,10 +116,10 @@ static const char *const sql_text[SQL_COUNT] = {
     [SQL_TURN_ADD] =
         "INSERT INTO turns(tenant, public_key, public, session, parent, node, run, status, finish, retention, dialect, "
         "request, response_key, response, model, template, fingerprint, numerics, metadata, reason, prompt_base, prompt, "
-        "steps, seed, prompt_tokens, cached_tokens, restored_tokens, output_tokens, reasoning_tokens, drafted, accepted, "
+        "lead, steps, seed, prompt_tokens, cached_tokens, restored_tokens, output_tokens, reasoning_tokens, drafted, accepted, "
         "engine_steps, queue_us, prefill_us, ttft_us, decode_us, created_ms, ended_ms, expires_ms) "
         "VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,?23,?24,?25,?26,?27,?28,"
-        "?29,?30,?31,?32,?33,?34,?35,?36,?37,?38,?39)",
+        "?29,?30,?31,?32,?33,?34,?35,?36,?37,?38,?39,?40)",
     [SQL_SLOT] = "SELECT " RUN_COLUMNS " FROM runs r WHERE r.slot_key=?1 AND r.slot=?2 AND r.tenant=?3 ORDER BY r.id LIMIT ?4",
     [SQL_CALL] = "SELECT " RUN_COLUMNS " FROM calls c JOIN runs r ON r.id=c.run WHERE c.key=?1 AND c.public=?2 AND "
                  "r.tenant=?3 AND r.slot IS NOT NULL",
@@ -128,7 +128,7 @@ static const char *const sql_text[SQL_COUNT] = {
                       "t.accepted, t.engine_steps, t.queue_us, t.prefill_us, t.ttft_us, t.decode_us, t.created_ms, t.node "
                       "FROM turns t LEFT JOIN sessions s ON s.id=t.session LEFT JOIN turns p ON p.id=t.parent "
                       "WHERE t.public_key=?1 AND t.public=?2 AND t.tenant=?3",
-    [SQL_TURN_UP] = "SELECT t.parent, t.prompt_base, t.prompt, r.tokens FROM turns t LEFT JOIN runs r ON r.id=t.run "
+    [SQL_TURN_UP] = "SELECT t.parent, t.prompt_base, t.prompt, r.tokens, t.lead FROM turns t LEFT JOIN runs r ON r.id=t.run "
                     "WHERE t.id=?1",
     [SQL_ANSWER] = "SELECT i.data FROM nodes n JOIN items i ON i.id=n.item WHERE n.id=?1",
     [SQL_TENANTS] = "SELECT id, name, salt FROM tenants ORDER BY id",
@@ -428,6 +428,15 @@ static void sequence_hash(uint64_t out[2], const int32_t *a, uint32_t a_count, c
     out[1] = hash.high64;
 }
 
+bool gw_match_continues(const gw_match *match, const int32_t *prompt, uint32_t prompt_count)
+{
+    uint64_t sequence[2];
+    if (match->last < 0 || match->parent_tokens > prompt_count)
+        return false;
+    sequence_hash(sequence, prompt, match->parent_tokens, NULL, 0);
+    return memcmp(sequence, match->parent_sequence, sizeof(sequence)) == 0;
+}
+
 /* ---- writing a turn ---- */
 
 /* Digests and the run, before the transaction begins. */
@@ -450,8 +459,9 @@ static void prepare_work(gw_ledger *ledger, work *w, gw_commit *commit)
         gw_node_item(hash, &w->node, parent, &w->own);
     set_id(&run->turn, commit->turn);
     set_id(&run->session, commit->session);
-    sequence_hash(run->sequence, commit->prompt, commit->prompt_count, commit->run, commit->run_count);
-    run->sequence_tokens = commit->prompt_count + commit->run_count;
+    sequence_hash(run->sequence, commit->prompt, commit->prompt_count, commit->run + commit->lead,
+                  commit->run_count - commit->lead);
+    run->sequence_tokens = commit->prompt_count + commit->run_count - commit->lead;
     run->tokens = (int32_t *)commit->run;
     run->token_count = commit->run_count;
 }
@@ -539,7 +549,7 @@ static bool add_nodes(conn *c, int64_t *last, const work *w, int64_t run)
             !add_node(c, &node, tenant, &commit->match->chain[next], node, item, 0))
             return false;
     }
-    if (!commit->run_count) {
+    if (commit->run_count == commit->lead) {
         *last = node;
         return true;
     }
@@ -571,7 +581,7 @@ static bool add_run(conn *c, int64_t *id, work *w)
     const gw_commit *commit = w->commit;
     const gw_run *run = &w->run;
     *id = 0;
-    if (!commit->run_count)
+    if (commit->run_count == commit->lead)
         return true;
     sqlite3_stmt *s;
     if (commit->splice) {
@@ -659,11 +669,7 @@ static bool find_parent(conn *c, int64_t *id, uint32_t *base, const gw_commit *c
     sqlite3_bind_int64(s, 3, commit->root->tenant);
     if (!scalar(s, id))
         return false;
-    uint64_t sequence[2];
-    if (!*id || match->parent_tokens > commit->prompt_count)
-        return true;
-    sequence_hash(sequence, commit->prompt, match->parent_tokens, NULL, 0);
-    if (memcmp(sequence, match->parent_sequence, sizeof(sequence)) == 0)
+    if (*id && gw_match_continues(match, commit->prompt, commit->prompt_count))
         *base = match->parent_tokens;
     return true;
 }
@@ -716,9 +722,10 @@ static bool add_turn(gw_ledger *ledger, conn *c, const work *w, gw_retention ret
         sqlite3_bind_int64(s, 21, links->base);
         if (content) {
             sqlite3_bind_blob64(s, 22, prompt.data ? prompt.data : "", prompt.length, SQLITE_STATIC);
-            sqlite3_bind_blob64(s, 23, steps.data ? steps.data : "", steps.length, SQLITE_STATIC);
+            sqlite3_bind_blob64(s, 24, steps.data ? steps.data : "", steps.length, SQLITE_STATIC);
         }
-        sqlite3_bind_int64(s, 24, (int64_t)commit->seed);
+        sqlite3_bind_int64(s, 23, commit->lead);
+        sqlite3_bind_int64(s, 25, (int64_t)commit->seed);
         const uint64_t columns[] = {usage->prompt_tokens,
                                     usage->cached_tokens,
                                     usage->restored_tokens,
@@ -734,9 +741,9 @@ static bool add_turn(gw_ledger *ledger, conn *c, const work *w, gw_retention ret
                                     (uint64_t)commit->created_ms,
                                     (uint64_t)commit->ended_ms};
         for (int i = 0; i < 14; i++)
-            sqlite3_bind_int64(s, 25 + i, (int64_t)columns[i]);
+            sqlite3_bind_int64(s, 26 + i, (int64_t)columns[i]);
         if (retention != GW_RETAIN_KEPT)
-            sqlite3_bind_int64(s, 39, commit->ended_ms + ttl);
+            sqlite3_bind_int64(s, 40, commit->ended_ms + ttl);
         ok = execute(s);
     }
     base_buf_deinit(&prompt);
@@ -1461,6 +1468,10 @@ static base_code read_tokens(conn *c, gw_turn_row *out, int64_t row, base_arena 
             good = column_numbers(s, 2, &prompt, &p->prompt_count, arena) && column_numbers(s, 3, &run, &p->run_count, arena);
             p->prompt = good ? prompt : NULL;
             p->run = good ? run : NULL;
+            /* The run begins with tokens that the prompt ends with. */
+            uint32_t lead = (uint32_t)base_min((size_t)sqlite3_column_int64(s, 4), good ? p->run_count : 0);
+            p->run += lead;
+            p->run_count -= good ? lead : p->run_count;
         }
         sqlite3_reset(s);
         if (!good)

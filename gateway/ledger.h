@@ -83,6 +83,9 @@ typedef struct gw_match {
 base_code gw_ledger_match(gw_ledger *ledger, gw_match *out, const gw_root *root, eng_item *items, uint32_t item_count,
                           base_arena *arena, base_err *err);
 
+/* True if the prompt begins with the parent turn's prompt and run, token for token. Pure. */
+bool gw_match_continues(const gw_match *match, const int32_t *prompt, uint32_t prompt_count);
+
 /* ---- committing a turn ---- */
 
 typedef enum gw_retention {
@@ -111,8 +114,12 @@ typedef struct gw_commit {
     uint32_t item_count;
     eng_item answer; /* text, reasoning and calls as the client got them */
     bool splice;     /* the run's tokens are exactly the answer */
-    const int32_t *prompt, *run;
-    uint32_t prompt_count, run_count;
+    const int32_t *prompt;
+    uint32_t prompt_count;
+    /* What followed the beginning of the assistant's turn: the last `lead` tokens of the prompt (the mark of the thinking
+     * mode) and the generated ones. */
+    const int32_t *run;
+    uint32_t run_count, lead;
     const uint32_t *steps; /* output tokens of each step: streams resume from tokens and these */
     uint32_t step_count;
     gw_turn_status status;
@@ -132,7 +139,7 @@ typedef struct gw_turn_row {
     gw_turn_status status;
     eng_finish finish;
     gw_retention retention;
-    int32_t *prompt, *run; /* in the arena; the prompt whole, its parents' tokens put before its own */
+    int32_t *prompt, *run; /* in the arena; the prompt whole, its parents' tokens put before its own; generated tokens */
     uint32_t prompt_count, run_count;
     uint32_t *steps;
     uint32_t step_count;

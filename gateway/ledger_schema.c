@@ -2,7 +2,8 @@
  *
  * Rowid tables throughout. Digests are looked up by their first eight bytes as an integer (a short index) and compared whole
  * in the row. A turn points at the node of its answer; its items are the nodes above. A turn keeps only the part of its prompt
- * that its parent's prompt and run do not already spell (prompt_base says how many tokens those are).
+ * that its parent's prompt and run do not already spell (prompt_base says how many tokens those are). A run begins with the
+ * last `lead` tokens of its prompt.
  *
  *   tenants --< keys            sessions --< turns --> turns (parent)
  *                                              |--> nodes (answer) --> nodes (parent) --> items, runs
@@ -57,7 +58,7 @@ static const char *const migrations[] = {
     " node INTEGER REFERENCES nodes(id), run INTEGER REFERENCES runs(id), status INTEGER NOT NULL,"
     " finish INTEGER NOT NULL, retention INTEGER NOT NULL, dialect TEXT, request TEXT, response_key INTEGER,"
     " response TEXT, model TEXT, template TEXT, fingerprint TEXT, numerics TEXT, metadata TEXT, reason TEXT,"
-    " prompt_base INTEGER NOT NULL, prompt BLOB, steps BLOB, seed INTEGER NOT NULL,"
+    " prompt_base INTEGER NOT NULL, prompt BLOB, lead INTEGER NOT NULL, steps BLOB, seed INTEGER NOT NULL,"
     " prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL, restored_tokens INTEGER NOT NULL,"
     " output_tokens INTEGER NOT NULL, reasoning_tokens INTEGER NOT NULL, drafted INTEGER NOT NULL,"
     " accepted INTEGER NOT NULL, engine_steps INTEGER NOT NULL, queue_us INTEGER NOT NULL, prefill_us INTEGER NOT NULL,"

@@ -139,8 +139,23 @@ static void *room(void *array, uint32_t *capacity, uint32_t count, size_t size)
         more_ != NULL;                                                                                                 \
     })
 
+/* A prompt that asks for an answer may end with the mark of the thinking mode, behind the beginning of the assistant's turn:
+ * that token is part of the item which the next prompt brings back. */
+static void begin_run(gw_turn *turn)
+{
+    const eng_prompt *prompt = &turn->prompt;
+    bool marked = prompt->thinking == ENG_THINK_ENABLED || prompt->thinking == ENG_THINK_DISABLED;
+    if (!marked || turn->chat.no_generation_prompt || turn->chat.continue_last || turn->run_count || !prompt->token_count)
+        return;
+    if (ROOM(turn, run, run_count, run_capacity)) {
+        turn->run[turn->run_count++] = prompt->tokens[prompt->token_count - 1];
+        turn->lead = 1;
+    }
+}
+
 static void add_tokens(gw_turn *turn, const eng_event *event)
 {
+    begin_run(turn);
     for (uint32_t i = 0; i < event->token_count; i++)
         if (ROOM(turn, run, run_count, run_capacity))
             turn->run[turn->run_count++] = event->tokens[i];
@@ -367,7 +382,7 @@ static bool run_covers_text(gw_turn *turn, uint32_t run_tokens)
         return true;
     base_buf bytes;
     base_buf_init(&bytes, 0);
-    base_code code = eng_detokenize(turn->app->engine, &bytes, turn->run, run_tokens, NULL);
+    base_code code = eng_detokenize(turn->app->engine, &bytes, turn->run + turn->lead, run_tokens, NULL);
     size_t tail = base_min(turn->text.length, 64);
     bool covers = !code && !bytes.failed && tail && bytes.length >= tail &&
                   memcmp(bytes.data + bytes.length - tail, turn->text.data + turn->text.length - tail, tail) == 0;
@@ -414,11 +429,14 @@ static bool begin_commit(gw_turn *turn, uint32_t run_tokens)
                    .reasoning = {turn->reasoning.data, turn->reasoning.length},
                    .calls = calls,
                    .call_count = turn->call_count},
-        .splice = !turn->lossy && !turn->chat.continue_last && run_tokens && run_covers_text(turn, run_tokens),
+        /* Without the beginning of an assistant's turn in front of it, or as the end of one, a run is no item. */
+        .splice = !turn->lossy && !turn->chat.continue_last && !turn->chat.no_generation_prompt && run_tokens &&
+                  turn->finish != ENG_FINISH_ERROR && run_covers_text(turn, run_tokens),
         .prompt = turn->prompt.tokens,
         .prompt_count = turn->prompt.token_count,
         .run = turn->run,
-        .run_count = run_tokens,
+        .run_count = turn->lead + run_tokens,
+        .lead = turn->lead,
         .steps = turn->steps,
         .step_count = turn->step_count,
         .status = turn->finish == ENG_FINISH_ERROR                                              ? GW_TURN_FAILED
@@ -459,7 +477,7 @@ static void on_done(gw_turn *turn, const eng_event *event)
     gw_metrics_observe(metrics, GW_OUTPUT_TOKENS, event->usage.output_tokens);
     let_go_engine(turn);
     turn->commit_pending = true;
-    if (begin_commit(turn, (uint32_t)base_min(event->run_tokens, turn->run_count)))
+    if (begin_commit(turn, (uint32_t)base_min(event->run_tokens, turn->run_count - turn->lead)))
         return;
     turn->commit_pending = false;
     gw_metrics_add(metrics, GW_COMMIT_FAILED, 1);
@@ -613,8 +631,8 @@ static base_code match_and_render(gw_turn *turn, base_err *err)
     /* A prompt that fills the window leaves no room for an answer. */
     if (turn->prompt.token_count >= info->context_max)
         return too_long(err, info->context_max, turn->prompt.token_count);
-    if (turn->match.last >= 0)
-        turn->expected_tokens = turn->prompt.item_end[turn->match.last];
+    if (gw_match_continues(&turn->match, turn->prompt.tokens, turn->prompt.token_count))
+        turn->expected_tokens = turn->match.parent_tokens;
     gw_metrics_add(app->metrics, GW_SPLICED_ITEMS, turn->match.spliced);
     gw_metrics_add(app->metrics, GW_RENDERED_ITEMS, turn->match.rendered);
     return BASE_OK;

@@ -112,8 +112,8 @@ struct gw_turn {
     base_buf text, reasoning;
     gw_turn_call *calls;
     uint32_t call_count, call_capacity;
-    int32_t *run;
-    uint32_t run_count, run_capacity;
+    int32_t *run; /* the last `lead` tokens of the prompt, then the generated ones */
+    uint32_t run_count, run_capacity, lead;
     uint32_t *steps;
     uint32_t step_count, step_capacity;
     bool lossy; /* memory ran out: the record is not whole and never spliced */
