@@ -79,6 +79,7 @@ typedef struct peer {
     gw_loop *loop;
     h2o_socket_t *sock;
     gw_listener listener;
+    char remote[INET6_ADDRSTRLEN]; /* "" before the first request */
     struct gw_exchange *exchanges; /* HTTP/1.1 has at most one */
     uint32_t exchange_count;
     uint32_t stuck_count; /* exchanges that are over but cannot leave before the client opens its
@@ -162,7 +163,6 @@ struct gw_exchange {
     const char *label;
     char *method, *path, *query, *authority;
     char id[5 + 2 * ID_BYTES];
-    char remote[INET6_ADDRSTRLEN];
     bool over, gone, started, stream, ending, in_flight, paused, doomed, stuck;
     base_buf pending, flight;
     uint32_t record_end[RECORD_MAX]; /* ends of records within pending; record_count > RECORD_MAX:
@@ -394,21 +394,19 @@ static void make_id(gw_loop *loop, char out[5 + 2 * ID_BYTES])
     loop->id_next += ID_BYTES;
 }
 
-static void remote_text(peer *p, char out[INET6_ADDRSTRLEN])
+static void remote_text(peer *p)
 {
     struct sockaddr_storage address;
-    out[0] = '\0';
+    const struct sockaddr_in *four = (struct sockaddr_in *)&address;
+    const struct sockaddr_in6 *six = (struct sockaddr_in6 *)&address;
     if (h2o_socket_getpeername(p->sock, (struct sockaddr *)&address) == 0)
         return;
-    if (address.ss_family == AF_INET) {
-        inet_ntop(AF_INET, &((struct sockaddr_in *)&address)->sin_addr, out, INET6_ADDRSTRLEN);
-    } else if (address.ss_family == AF_INET6) {
-        const struct in6_addr *six = &((struct sockaddr_in6 *)&address)->sin6_addr;
-        if (IN6_IS_ADDR_V4MAPPED(six))
-            inet_ntop(AF_INET, six->s6_addr + 12, out, INET6_ADDRSTRLEN);
-        else
-            inet_ntop(AF_INET6, six, out, INET6_ADDRSTRLEN);
-    }
+    if (address.ss_family == AF_INET)
+        inet_ntop(AF_INET, &four->sin_addr, p->remote, sizeof p->remote);
+    else if (IN6_IS_ADDR_V4MAPPED(&six->sin6_addr))
+        inet_ntop(AF_INET, six->sin6_addr.s6_addr + 12, p->remote, sizeof p->remote);
+    else
+        inet_ntop(AF_INET6, &six->sin6_addr, p->remote, sizeof p->remote);
 }
 
 static gw_exchange *exchange_create(peer *p, h2o_req_t *req)
@@ -427,7 +425,8 @@ static gw_exchange *exchange_create(peer *p, h2o_req_t *req)
                                                             req->path.len - req->query_at - 1);
     exchange->authority = pool_text(req, req->input.authority.base, req->input.authority.len);
     make_id(loop, exchange->id);
-    remote_text(p, exchange->remote);
+    if (p->remote[0] == '\0')
+        remote_text(p);
     if ((exchange->next = p->exchanges) != NULL)
         exchange->next->link = &exchange->next;
     exchange->link = &p->exchanges;
@@ -962,7 +961,7 @@ const char *gw_exchange_id(const gw_exchange *exchange)
 
 const char *gw_exchange_remote(const gw_exchange *exchange)
 {
-    return exchange->remote;
+    return exchange->peer->remote;
 }
 
 gw_listener gw_exchange_listener(const gw_exchange *exchange)

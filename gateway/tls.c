@@ -10,8 +10,8 @@
 
 static base_code refuse(SSL_CTX *ctx, const char *key, const char *file, base_err *err)
 {
-    unsigned long last = ERR_peek_last_error();
-    const char *reason = last != 0 ? ERR_reason_error_string(last) : NULL;
+    unsigned long first = ERR_peek_error();
+    const char *reason = first != 0 ? ERR_reason_error_string(first) : NULL;
     ERR_clear_error();
     SSL_CTX_free(ctx);
     return base_fail_param(err, BASE_FORMAT, key, "%s %s: %s", key, file,
