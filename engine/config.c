@@ -172,14 +172,17 @@ static base_code load_json(json_t **out, const char *dir, const char *file, bool
         return base_fail(err, errno == ENOENT ? BASE_NOT_FOUND : BASE_IO, "cannot open %.140s: %s",
                          path, strerror(errno));
     }
-    base_buf_init(&text, CONFIG_BYTES_MAX);
+    base_buf_init(&text, 0);
     char chunk[4096];
     size_t n;
-    while ((n = fread(chunk, 1, sizeof chunk, f)) > 0 && !text.failed)
+    while (text.length <= CONFIG_BYTES_MAX && (n = fread(chunk, 1, sizeof chunk, f)) > 0 &&
+           !text.failed)
         base_buf_add(&text, chunk, n);
     if (ferror(f))
         code = base_fail(err, BASE_IO, "cannot read %.140s: %s", path, strerror(errno));
     else if (text.failed)
+        code = base_fail(err, BASE_NOMEM, "out of memory for %s", file);
+    else if (text.length > CONFIG_BYTES_MAX)
         code = base_fail(err, BASE_FORMAT, "%s: more than %u bytes", file, CONFIG_BYTES_MAX);
     else if ((*out = json_loadb(text.data != NULL ? text.data : "", text.length, 0, &error)) ==
              NULL)

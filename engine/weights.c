@@ -424,8 +424,8 @@ static base_code read_weight_map(eng_files *f, const char *dir, base_json *json,
     base_buf name, file;
     base_code code = BASE_OK;
     uint64_t named = 0;
-    base_buf_init(&name, NAME_MAX_BYTES + 1);
-    base_buf_init(&file, NAME_MAX_BYTES + 1);
+    base_buf_init(&name, 0);
+    base_buf_init(&file, 0);
     if (base_json_next(json) != BASE_JSON_OBJECT_BEGIN)
         code = base_fail(err, BASE_FORMAT, "weight_map is not an object");
     while (code == BASE_OK) {
@@ -442,7 +442,11 @@ static base_code read_weight_map(eng_files *f, const char *dir, base_json *json,
         base_json_unescape(&name, json->raw, json->raw_length);
         if (base_json_next(json) == BASE_JSON_STRING)
             base_json_unescape(&file, json->raw, json->raw_length);
-        if (name.failed || file.failed || name.length == 0 || file.length == 0) {
+        if (name.failed || file.failed) {
+            code = base_fail(err, BASE_NOMEM, "out of memory for names");
+            break;
+        }
+        if (name.length == 0 || file.length == 0) {
             code = base_fail(err, BASE_FORMAT,
                              "weight_map, before byte %zu: not a name with a file", json->pos);
             break;
