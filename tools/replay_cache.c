@@ -145,10 +145,12 @@ base_code rp_plan_make(rp_plan *plan, const rp_trace *trace, const rp_plan_optio
         e->page_count = tokens_left(plan, &trace->requests[e->request]) / KV_PAGE_TOKENS;
         e->page_at = plan->page_count;
         plan->page_count += e->page_count;
+        if (e->page_count > plan->pages_max)
+            plan->pages_max = e->page_count;
     }
     numbers n = {0};
     plan->pages = malloc((plan->page_count + 1) * sizeof *plan->pages);
-    int32_t *tokens = malloc(2 * (size_t)RP_TOKENS_MAX * sizeof *tokens);
+    int32_t *tokens = malloc(((size_t)plan->pages_max + 1) * KV_PAGE_TOKENS * sizeof *tokens);
     base_code code = BASE_OK;
     if (plan->pages == NULL || tokens == NULL)
         code = base_fail(err, BASE_NOMEM, "no memory for %zu pages", plan->page_count);
@@ -385,8 +387,8 @@ static base_code with_index(rp_outcome *out, const rp_plan *plan, uint32_t capac
 {
     kv_pool *pool = NULL;
     kv_index *index = NULL;
-    int32_t *tokens = malloc(2 * (size_t)RP_TOKENS_MAX * sizeof *tokens);
-    uint32_t *pages = malloc(2 * (size_t)RP_TOKENS_MAX / KV_PAGE_TOKENS * sizeof *pages);
+    int32_t *tokens = malloc(((size_t)plan->pages_max + 1) * KV_PAGE_TOKENS * sizeof *tokens);
+    uint32_t *pages = malloc(((size_t)plan->pages_max + 1) * sizeof *pages);
     base_code code = BASE_OK;
     if (tokens == NULL || pages == NULL)
         code = base_fail(err, BASE_NOMEM, "no memory for a prompt");

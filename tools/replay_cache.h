@@ -45,6 +45,7 @@ typedef struct rp_plan {
     uint32_t *pages;
     size_t event_count, page_count;
     uint32_t distinct_pages;
+    uint32_t pages_max; /* of one event */
     uint64_t input_tokens;
     bool answers;
 } rp_plan;

@@ -96,8 +96,9 @@ static int by_time(const void *a, const void *b)
 void rp_trace_close_session(rp_trace *trace)
 {
     rp_session *session = &trace->sessions[trace->session_count - 1];
-    qsort(trace->requests + session->request_at, session->request_count, sizeof *trace->requests,
-          by_time);
+    if (session->request_count > 0)
+        qsort(trace->requests + session->request_at, session->request_count,
+              sizeof *trace->requests, by_time);
 }
 
 /* ---- values out of an object ---- */
