@@ -6,12 +6,10 @@
 
 #include <errno.h>
 #include <jansson.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/base/num.h"
 
 #define CONFIG_BYTES_MAX (4u << 20)
 #define HIDDEN_MAX 65536

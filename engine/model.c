@@ -17,7 +17,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/base/log.h"
 #include "engine/base/num.h"
 #include "engine/base/thread.h"
 

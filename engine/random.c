@@ -38,6 +38,7 @@ typedef struct shape {
     uint32_t index_dim, topk_blocks;
     uint32_t draft_layers, draft_inner, window, markov_rank;
     uint32_t targets[5], target_count;
+    bool mxfp8_experts; /* as M3's own MXFP8 release; else NVFP4 */
 } shape;
 
 static const shape SHAPES[] = {
@@ -66,6 +67,32 @@ static const shape SHAPES[] = {
      .markov_rank = 16,
      .targets = {0, 2, 3},
      .target_count = 3},
+    /* the same with MXFP8 experts */
+    {.name = "tiny-mxfp8",
+     .hidden = 128,
+     .layers = 4,
+     .dense_layers = 1,
+     .vocab = 320,
+     .context = 32768,
+     .q_heads = 4,
+     .kv_heads = 2,
+     .head_dim = 32,
+     .rotary_dim = 16,
+     .theta = 10000,
+     .dense_inner = 64,
+     .expert_inner = 64,
+     .shared_inner = 32,
+     .experts = 4,
+     .experts_topk = 2,
+     .index_dim = 32,
+     .topk_blocks = 4,
+     .draft_layers = 2,
+     .draft_inner = 64,
+     .window = 256,
+     .markov_rank = 16,
+     .targets = {0, 2, 3},
+     .target_count = 3,
+     .mxfp8_experts = true},
     /* the shape of config/models/nano */
     {.name = "nano",
      .hidden = 384,
@@ -256,6 +283,8 @@ static void plan_mlp(plan *p, uint32_t hidden, uint32_t inner, const char *at)
 static void plan_mixture(plan *p, const shape *s, uint32_t layer)
 {
     char at[128];
+    void (*put_expert)(plan *, uint32_t, uint32_t, const char *, const char *) =
+        s->mxfp8_experts ? put_mxfp8 : put_nvfp4;
     snprintf(at, sizeof at, "language_model.model.layers.%u.block_sparse_moe.", layer);
     put(p,
         (planned){.kind = FILL_F32,
@@ -268,9 +297,9 @@ static void plan_mixture(plan *p, const shape *s, uint32_t layer)
     for (uint32_t e = 0; e < s->experts; e++) {
         snprintf(at, sizeof at, "language_model.model.layers.%u.block_sparse_moe.experts.%u.",
                  layer, e);
-        put_nvfp4(p, s->expert_inner, s->hidden, at, "w1");
-        put_nvfp4(p, s->hidden, s->expert_inner, at, "w2");
-        put_nvfp4(p, s->expert_inner, s->hidden, at, "w3");
+        put_expert(p, s->expert_inner, s->hidden, at, "w1");
+        put_expert(p, s->hidden, s->expert_inner, at, "w2");
+        put_expert(p, s->expert_inner, s->hidden, at, "w3");
     }
     snprintf(at, sizeof at, "language_model.model.layers.%u.block_sparse_moe.shared_experts.",
              layer);
@@ -537,8 +566,10 @@ static base_code write_config(const char *dir, const shape *s, base_err *err)
     base_buf_puts(&b, "  \"sparse_block_size\": 128,\n  \"sparse_score_type\": \"max\",\n"
                       "  \"sparse_init_block\": 0,\n  \"sparse_local_block\": 1\n  }\n },\n");
     base_buf_puts(&b, QUANTIZATION);
-    base_buf_puts(&b, ",\n  \"moe_quant_algo\": \"NVFP4\",\n  \"moe_quant_format\": "
-                      "\"nvfp4-pack-quantized\"\n },\n");
+    if (!s->mxfp8_experts)
+        base_buf_puts(&b, ",\n  \"moe_quant_algo\": \"NVFP4\",\n  \"moe_quant_format\": "
+                          "\"nvfp4-pack-quantized\"");
+    base_buf_puts(&b, "\n },\n");
     base_buf_printf(&b,
                     " \"whimbrel\": {\n  \"name\": \"%s\",\n"
                     "  \"identity\": \"You are a model of random weights.\",\n"
@@ -754,7 +785,8 @@ base_code eng_random__write(const char *dir, const char *shape_name, uint32_t la
     const shape *found = find_shape(shape_name);
     if (found == NULL)
         return base_fail(err, BASE_UNSUPPORTED,
-                         "random shape \"%.32s\" is none of tiny, nano, m3.1-flash", shape_name);
+                         "random shape \"%.32s\" is none of tiny, tiny-mxfp8, nano, m3.1-flash",
+                         shape_name);
     shape s = *found;
     base_code code = cut(&s, layers, err);
     if (code == BASE_OK)

@@ -17,11 +17,9 @@
 #include "engine/sample.h"
 #include "engine/sample_internal.h"
 
-#include <float.h>
 #include <math.h>
 #include <string.h>
 
-#include "engine/base/num.h"
 #include "engine/base/rand.h"
 #include "engine/base/thread.h"
 

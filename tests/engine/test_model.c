@@ -170,6 +170,54 @@ Test(model, overwritten_rows_leave_no_trace, .timeout = 240)
     rig_close(&r);
 }
 
+Test(model, mxfp8_experts_as_in_m3, .timeout = 240)
+{
+    int32_t ids[200];
+    make_ids(ids, 200, 6);
+    float *a = logits_of("random:tiny-mxfp8", "ref", "f32", ids, 200, 100);
+    float *b = logits_of("random:tiny-mxfp8", "auto", "f32", ids, 200, 100);
+    double d = rig_distance(a, b, 200 * 320);
+    cr_expect(d < 1e-3, "logits differ by %g", d);
+    free(a);
+    free(b);
+}
+
+/* The format lets tensors start anywhere; a header that is one byte longer moves all of them to odd
+ * addresses. */
+Test(model, odd_addresses_change_nothing, .timeout = 240)
+{
+    static const char *const SPECS[] = {"tiny", "tiny-mxfp8"};
+    static uint8_t bytes[1 << 20];
+    char dir[] = "/tmp/test-model-XXXXXX", path[128], command[128];
+    int32_t ids[150];
+    make_ids(ids, 150, 7);
+    cr_assert_not_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    for (size_t i = 0; i < sizeof SPECS / sizeof *SPECS; i++) {
+        base_err err = BASE_ERR_INIT;
+        uint64_t header;
+        cr_assert_eq(eng_random__write(dir, SPECS[i], 0, 3, false, &err), BASE_OK, "%s", err.text);
+        float *even = logits_of(dir, "auto", "nvfp4", ids, 150, 150);
+        FILE *f = fopen(path, "rb");
+        size_t length = fread(bytes, 1, sizeof bytes - 1, f);
+        fclose(f);
+        memcpy(&header, bytes, 8);
+        memmove(bytes + 8 + header + 1, bytes + 8 + header, length - 8 - header);
+        bytes[8 + header] = ' ';
+        header++;
+        memcpy(bytes, &header, 8);
+        f = fopen(path, "wb");
+        cr_assert_eq(fwrite(bytes, 1, length + 1, f), length + 1);
+        fclose(f);
+        float *odd = logits_of(dir, "auto", "nvfp4", ids, 150, 150);
+        cr_expect_eq(memcmp(even, odd, 150 * 320 * sizeof *odd), 0, "%s", SPECS[i]);
+        free(even);
+        free(odd);
+    }
+    snprintf(command, sizeof command, "rm -r %s", dir);
+    cr_assert_eq(system(command), 0);
+}
+
 /* ---- taps, layout, random shapes ---- */
 
 typedef struct tap_trace {
