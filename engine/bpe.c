@@ -1,9 +1,11 @@
-/* Byte-pair merging of one pre-token: always the merge of lowest rank, leftmost first, until none is left.
+/* Byte-pair merging of one pre-token: always the merge of lowest rank, leftmost first, until none
+ * is left.
  *
- * Most pre-tokens are tokens as they stand. Up to SHORT_MAX bytes the lowest rank is found by a scan; above, by a heap over
- * a linked list, O(n log n). A pre-token longer than CHUNK bytes is cut there (at a character): its pieces are merged apart,
- * which bounds scratch and time for rulers, base64 and the like, at the cost of one boundary in 16 KiB that whole merging
- * might have crossed. */
+ * Most pre-tokens are tokens as they stand. Up to SHORT_MAX bytes the lowest rank is found by a
+ * scan; above, by a heap over a linked list, O(n log n). A pre-token longer than CHUNK bytes is cut
+ * there (at a character): its pieces are merged apart, which bounds scratch and time for rulers,
+ * base64 and the like, at the cost of one boundary in 16 KiB that whole merging might have crossed.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,8 +19,9 @@
 typedef struct merge_work {
     int32_t sym[CHUNK], merged[CHUNK];
     uint32_t prev[CHUNK], next[CHUNK];
-    uint32_t rank[CHUNK];        /* of the pair that begins here, TOK_NO_RANK if none or if merged away */
-    uint64_t heap[3 * CHUNK];    /* rank << 32 | position; an entry is stale when rank[position] differs */
+    uint32_t rank[CHUNK]; /* of the pair that begins here, TOK_NO_RANK if none or if merged away */
+    uint64_t
+        heap[3 * CHUNK]; /* rank << 32 | position; an entry is stale when rank[position] differs */
     uint32_t heap_count;
 } merge_work;
 
@@ -70,8 +73,8 @@ static void heap_push(merge_work *work, uint64_t entry)
     work->heap[i] = entry;
 }
 
-/* The hole sinks to a leaf and the last entry rises from there: it belongs near the bottom nearly always, and the way down
- * has no branch that depends on the entries. */
+/* The hole sinks to a leaf and the last entry rises from there: it belongs near the bottom nearly
+ * always, and the way down has no branch that depends on the entries. */
 static uint64_t heap_pop(merge_work *work)
 {
     uint64_t *heap = work->heap, top = heap[0], last = heap[--work->heap_count];
@@ -153,7 +156,8 @@ void tok_merge(tok_encoder *encoder, const char *bytes, size_t length)
     if (length <= tok->word_max) {
         int32_t id = tok_word(tok, bytes, length);
         uint8_t flags = id < 0 ? 0 : tok->pieces[id].flags;
-        if ((flags & TOK_ADDED) == 0 && ((flags & TOK_WHOLE) != 0 || (id >= 0 && tok->ignore_merges))) {
+        if ((flags & TOK_ADDED) == 0 &&
+            ((flags & TOK_WHOLE) != 0 || (id >= 0 && tok->ignore_merges))) {
             eng_ids_add(encoder->out, id);
             return;
         }
@@ -171,7 +175,8 @@ void tok_merge(tok_encoder *encoder, const char *bytes, size_t length)
     while (length > 0 && !encoder->out->failed) {
         size_t part = chunk_length(bytes, length), ids_to = encoder->out->count;
         if (part == before_length && memcmp(before, bytes, part) == 0) {
-            for (size_t i = ids_from; i < ids_to && !encoder->out->failed; i++) /* a ruler: as the chunk before */
+            for (size_t i = ids_from; i < ids_to && !encoder->out->failed;
+                 i++) /* a ruler: as the chunk before */
                 eng_ids_add(encoder->out, encoder->out->data[i]);
         } else {
             merge_long(encoder, (const unsigned char *)bytes, (uint32_t)part);

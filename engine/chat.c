@@ -1,15 +1,19 @@
 /* Conversations to tokens, in MiniMax-M3.1's format (the decoder is chat_decode.c).
  *
- * The prompt is a list of special tokens with plain text between them. Plain text is gathered into a run until the next
- * special token and encoded in one go with specials off: that gives the ids of tokenizing the whole rendered text, and text
- * of clients can never become a special token. A run that this engine generated is spliced in as it is.
+ * The prompt is a list of special tokens with plain text between them. Plain text is gathered into
+ * a run until the next special token and encoded in one go with specials off: that gives the ids of
+ * tokenizing the whole rendered text, and text of clients can never become a special token. A run
+ * that this engine generated is spliced in as it is.
  *
  * Choices where the format leaves room:
- * - Arguments that are absent, blank or `null` are an empty object. Invalid JSON and anything else than an object are
- *   BASE_INVALID, naming messages[I].tool_calls[J].function.arguments (I counts items); a turn that is known by its tokens is
- *   never looked at. A number keeps its text, a null member is left out, a null in a list is the word null.
- * - A tool result without a call before it is rendered like any other. A root item that is not the first is a developer turn.
- * - continue_last leaves the last assistant item open: behind its text, or inside its reasoning if it has no text at all. */
+ * - Arguments that are absent, blank or `null` are an empty object. Invalid JSON and anything else
+ * than an object are BASE_INVALID, naming messages[I].tool_calls[J].function.arguments (I counts
+ * items); a turn that is known by its tokens is never looked at. A number keeps its text, a null
+ * member is left out, a null in a list is the word null.
+ * - A tool result without a call before it is rendered like any other. A root item that is not the
+ * first is a developer turn.
+ * - continue_last leaves the last assistant item open: behind its text, or inside its reasoning if
+ * it has no text at all. */
 #include "engine/chat.h"
 
 #include <stdlib.h>
@@ -29,23 +33,27 @@
 #define OPEN_MAX 64
 
 static const char *const special_text[CHAT_SPECIALS] = {
-    [CHAT_BEGIN] = "]~!b[",       [CHAT_TURN] = "]~b]",           [CHAT_END] = "[e~[",
-    [CHAT_SEPARATOR] = CHAT_NS,   [CHAT_CALL] = "<tool_call>",    [CHAT_CALL_CLOSE] = "</tool_call>",
-    [CHAT_REASON] = CHAT_THINK,   [CHAT_REASON_CLOSE] = CHAT_THINK_END,
+    [CHAT_BEGIN] = "]~!b[",      [CHAT_TURN] = "]~b]",
+    [CHAT_END] = "[e~[",         [CHAT_SEPARATOR] = CHAT_NS,
+    [CHAT_CALL] = "<tool_call>", [CHAT_CALL_CLOSE] = "</tool_call>",
+    [CHAT_REASON] = CHAT_THINK,  [CHAT_REASON_CLOSE] = CHAT_THINK_END,
 };
 
 static const char *const mode_text[] = {
     [ENG_THINK_DEFAULT] = "",
-    [ENG_THINK_ENABLED] = "Current thinking mode: enabled. You MUST think step by step before every response, "
-                          "including after receiving function/tool results.\n",
+    [ENG_THINK_ENABLED] =
+        "Current thinking mode: enabled. You MUST think step by step before every response, "
+        "including after receiving function/tool results.\n",
     [ENG_THINK_DISABLED] = "Current thinking mode: disabled. Do not output any thinking process.\n",
-    [ENG_THINK_ADAPTIVE] = "Current thinking mode: adaptive. You are encouraged to think for complex "
-                           "decision-making, multi-step reasoning, or when analyzing function/tool results.\n",
+    [ENG_THINK_ADAPTIVE] =
+        "Current thinking mode: adaptive. You are encouraged to think for complex "
+        "decision-making, multi-step reasoning, or when analyzing function/tool results.\n",
 };
 
 /* ---- the codec ---- */
 
-base_code eng_codec_create(eng_codec **out, const eng_tok *tok, const char *identity, eng_thinking thinking, base_err *err)
+base_code eng_codec_create(eng_codec **out, const eng_tok *tok, const char *identity,
+                           eng_thinking thinking, base_err *err)
 {
     *out = NULL;
     eng_codec *codec = calloc(1, sizeof *codec);
@@ -62,7 +70,8 @@ base_code eng_codec_create(eng_codec **out, const eng_tok *tok, const char *iden
         codec->id[i] = eng_tok_special(tok, special_text[i]);
         if (codec->id[i] < 0) {
             eng_codec_destroy(codec);
-            return base_fail(err, BASE_FORMAT, "tokenizer.json: added_tokens has no %s", special_text[i]);
+            return base_fail(err, BASE_FORMAT, "tokenizer.json: added_tokens has no %s",
+                             special_text[i]);
         }
     }
     XXH3_state_t *state = XXH3_createState();
@@ -117,19 +126,20 @@ typedef struct render {
     const eng_codec *codec;
     const eng_chat *chat;
     base_err *err;
-    base_buf *text;     /* NULL, or gets the rendered text */
-    base_buf run;       /* plain text since the last special token */
-    base_buf scratch;   /* a decoded JSON string */
+    base_buf *text;   /* NULL, or gets the rendered text */
+    base_buf run;     /* plain text since the last special token */
+    base_buf scratch; /* a decoded JSON string */
     eng_ids ids;
     size_t limit, count_max;
-    size_t counted;     /* ids that were counted and dropped, once past the limit */
+    size_t counted; /* ids that were counted and dropped, once past the limit */
     uint32_t *item_end;
     uint32_t mark_from, mark_to; /* items whose item_end is still a byte offset in the run */
     bool starts_in_reasoning;
     base_code code;
 } render;
 
-/* Turns the marks of the run just encoded (its ids begin at `from`) into token counts: tokens wholly up to the mark. */
+/* Turns the marks of the run just encoded (its ids begin at `from`) into token counts: tokens
+ * wholly up to the mark. */
 static void resolve_marks(render *r, size_t from)
 {
     size_t at = from, bytes = 0;
@@ -171,13 +181,12 @@ static void check_ids(render *r)
 
 static void flush(render *r)
 {
+    if (r->run.failed && r->code == BASE_OK)
+        r->code = BASE_NOMEM;
     if (r->run.length == 0 || r->code != BASE_OK)
         return;
     size_t from = r->ids.count;
-    if (r->run.failed)
-        r->code = BASE_NOMEM;
-    else
-        eng_tok_encode(r->codec->tok, &r->ids, r->run.data, r->run.length, false, NULL);
+    eng_tok_encode(r->codec->tok, &r->ids, r->run.data, r->run.length, false, NULL);
     if (r->text != NULL)
         base_buf_add(r->text, r->run.data, r->run.length);
     if (r->mark_to > r->mark_from && r->code == BASE_OK)
@@ -222,7 +231,8 @@ static void begin_turn(render *r, const char *role)
     plain(r, role);
 }
 
-/* Also ends the run, so that the ids up to here can be counted: the next token is always a special one. */
+/* Also ends the run, so that the ids up to here can be counted: the next token is always a special
+ * one. */
 static void end_turn(render *r)
 {
     special(r, CHAT_END);
@@ -255,8 +265,8 @@ static void python_string(base_buf *out, const char *text, size_t length)
     base_buf_add(out, "\"", 1);
 }
 
-/* Appends JSON text in the style of Python's json.dumps: ", " and ": ", keys in their order, non-ASCII as it is; numbers
- * keep their text. False if it is not an object. */
+/* Appends JSON text in the style of Python's json.dumps: ", " and ": ", keys in their order,
+ * non-ASCII as it is; numbers keep their text. False if it is not an object. */
 static bool python_json(render *r, eng_text text)
 {
     base_json json;
@@ -266,13 +276,16 @@ static bool python_json(render *r, eng_text text)
         if (kind == BASE_JSON_ERROR || (json.depth == 0 && kind != BASE_JSON_OBJECT_END))
             return false;
         bool closes = kind == BASE_JSON_OBJECT_END || kind == BASE_JSON_ARRAY_END;
-        bool first = before == BASE_JSON_KEY || before == BASE_JSON_OBJECT_BEGIN || before == BASE_JSON_ARRAY_BEGIN;
+        bool first = before == BASE_JSON_KEY || before == BASE_JSON_OBJECT_BEGIN ||
+                     before == BASE_JSON_ARRAY_BEGIN;
         if (!closes && !first)
             plain(r, ", ");
         if (kind == BASE_JSON_STRING || kind == BASE_JSON_KEY) {
             base_buf_clear(&r->scratch);
             base_json_unescape(&r->scratch, json.raw, json.raw_length);
-            python_string(&r->run, r->scratch.data == NULL ? "" : r->scratch.data, r->scratch.length);
+            r->run.failed = r->run.failed || r->scratch.failed;
+            python_string(&r->run, r->scratch.data == NULL ? "" : r->scratch.data,
+                          r->scratch.length);
         } else {
             base_buf_add(&r->run, json.raw, json.raw_length);
         }
@@ -321,7 +334,8 @@ static void render_example(render *r, const char *name, const char *arguments)
 
 static void render_tools(render *r)
 {
-    plain(r, "\n\n# Tools\nYou may call one or more tools to assist with the user query.\nHere are the tools "
+    plain(r, "\n\n# Tools\nYou may call one or more tools to assist with the user query.\nHere are "
+             "the tools "
              "available in JSONSchema format:\n\n<tools>\n");
     for (uint32_t i = 0; i < r->chat->tool_count && r->code == BASE_OK; i++) {
         plain(r, "<tool>");
@@ -337,18 +351,21 @@ static void render_tools(render *r)
     special(r, CHAT_CALL);
     special(r, CHAT_SEPARATOR);
     special(r, CHAT_CALL_CLOSE);
-    plain(r, " block. Parameter values containing nested objects or arrays are recursively expanded into XML "
+    plain(r, " block. Parameter values containing nested objects or arrays are recursively "
+             "expanded into XML "
              "elements. Example:\n\n");
     begin_calls(r);
-    render_example(r, "tool-name-1",
-                   "{\"param-1\":\"value-1\",\"param-2\":[{\"key-a\":\"val-a\",\"key-b\":\"val-b\"}]}");
+    render_example(
+        r, "tool-name-1",
+        "{\"param-1\":\"value-1\",\"param-2\":[{\"key-a\":\"val-a\",\"key-b\":\"val-b\"}]}");
     render_example(r, "tool-name-2", "{\"param-1\":\"value-1\"}");
     end_calls(r);
 }
 
 /* ---- calls ---- */
 
-/* A container that is open while arguments are walked: its tag, and whether its values are list items. */
+/* A container that is open while arguments are walked: its tag, and whether its values are list
+ * items. */
 typedef struct level {
     const char *key;
     size_t length;
@@ -457,7 +474,8 @@ static void follow_tag(open_run *run, const char *text, size_t length)
 {
     if (length > 0 && text[0] == '/') {
         for (uint32_t i = run->tag_count; i-- > 0;)
-            if (run->tags[i].length == length - 1 && memcmp(run->tags[i].name, text + 1, length - 1) == 0) {
+            if (run->tags[i].length == length - 1 &&
+                memcmp(run->tags[i].name, text + 1, length - 1) == 0) {
                 run->tag_count = i;
                 return;
             }
@@ -469,12 +487,13 @@ static void follow_tag(open_run *run, const char *text, size_t length)
     run->tags[run->tag_count++] = (tag){text, invoke ? strlen("invoke") : length};
 }
 
-/* Finds the tags that are open at the end of the block's text. Returns what stands behind the last separator if that is not
- * a whole tag, NULL otherwise. */
+/* Finds the tags that are open at the end of the block's text. Returns what stands behind the last
+ * separator if that is not a whole tag, NULL otherwise. */
 static const char *follow_block(open_run *run)
 {
     const char *at = run->text.data, *end = at + run->text.length;
-    while (at != NULL && (at = memmem(at, (size_t)(end - at), CHAT_NS, sizeof CHAT_NS - 1)) != NULL) {
+    while (at != NULL &&
+           (at = memmem(at, (size_t)(end - at), CHAT_NS, sizeof CHAT_NS - 1)) != NULL) {
         at += sizeof CHAT_NS - 1;
         const char *next = memmem(at, (size_t)(end - at), CHAT_NS, sizeof CHAT_NS - 1);
         const char *stop = next == NULL ? end : next;
@@ -508,7 +527,8 @@ static void complete_tag(render *r, open_run *run, const char *rest)
         return;
     }
     size_t have = length - 1, whole = sizeof INVOKE - 1;
-    bool invoke = memcmp(rest + 1, INVOKE, base_min(have, whole)) == 0 && (have >= whole || run->tag_count == 0);
+    bool invoke = memcmp(rest + 1, INVOKE, base_min(have, whole)) == 0 &&
+                  (have >= whole || run->tag_count == 0);
     if (invoke) {
         plain(r, have < whole ? INVOKE + have : "");
         plain(r, have > whole && rest[length - 1] == '"' ? ">" : "\">");
@@ -531,7 +551,8 @@ static void close_block(render *r, open_run *run)
     const char *rest = follow_block(run);
     if (rest != NULL)
         complete_tag(r, run, rest);
-    if (run->tag_count == 0 && !run->separator && (run->text.length == 0 || run->text.data[run->text.length - 1] != '\n'))
+    if (run->tag_count == 0 && !run->separator &&
+        (run->text.length == 0 || run->text.data[run->text.length - 1] != '\n'))
         plain(r, "\n");
     while (run->tag_count > 0) {
         const tag *top = &run->tags[--run->tag_count];
@@ -557,7 +578,7 @@ static void follow_run(render *r, open_run *run, const int32_t *tokens, uint32_t
         else if (tokens[i] == id[CHAT_SEPARATOR] && next == id[CHAT_CALL]) {
             run->reasoning = false;
             run->block = true;
-            base_buf_clear(&run->text);
+            run->text.length = 0;
             i++;
             continue;
         } else if (tokens[i] == id[CHAT_SEPARATOR] && next == id[CHAT_CALL_CLOSE]) {
@@ -581,7 +602,8 @@ static void splice_tokens(render *r, const int32_t *tokens, uint32_t count)
         size_t length;
         const char *bytes = eng_tok_bytes(r->codec->tok, tokens[i], &length);
         if (bytes == NULL) {
-            r->code = base_fail(r->err, BASE_INVALID, "token %d of a stored run is not in the vocabulary", tokens[i]);
+            r->code = base_fail(r->err, BASE_INVALID,
+                                "token %d of a stored run is not in the vocabulary", tokens[i]);
             return;
         }
         eng_ids_add(&r->ids, tokens[i]);
@@ -694,13 +716,16 @@ static void render_system(render *r, eng_text identity, eng_thinking thinking)
     special(r, CHAT_BEGIN);
     begin_turn(r, "system\n");
     plain_text(r, identity);
-    plain(r, "\n\n<thinking_instructions>\nYou have a thinking capability that allows you to reason step by step "
+    plain(r, "\n\n<thinking_instructions>\nYou have a thinking capability that allows you to "
+             "reason step by step "
              "before responding. When thinking is enabled, wrap your reasoning in ");
     special(r, CHAT_REASON);
     special(r, CHAT_REASON_CLOSE);
-    plain(r, " tags before your response. When thinking is disabled, begin your response directly after the ");
+    plain(r, " tags before your response. When thinking is disabled, begin your response directly "
+             "after the ");
     special(r, CHAT_REASON_CLOSE);
-    plain(r, " prefix. When thinking is adaptive, decide on your own whether to think for the current turn.\n");
+    plain(r, " prefix. When thinking is adaptive, decide on your own whether to think for the "
+             "current turn.\n");
     plain(r, mode_text[thinking]);
     plain(r, "</thinking_instructions>");
     if (r->chat->effort.data != NULL) {
@@ -723,8 +748,8 @@ static void render_turn(render *r, const char *role, eng_text text)
     end_turn(r);
 }
 
-/* Neighbouring tool results share a turn; returns the index behind the last. Those before the last end inside a run, so
- * their ends are known when it is encoded. */
+/* Neighbouring tool results share a turn; returns the index behind the last. Those before the last
+ * end inside a run, so their ends are known when it is encoded. */
 static uint32_t render_results(render *r, uint32_t index)
 {
     begin_turn(r, "tool");
@@ -741,7 +766,8 @@ static uint32_t render_results(render *r, uint32_t index)
     return index;
 }
 
-/* The two turns that open every prompt; returns the index of the first item that is not part of them. */
+/* The two turns that open every prompt; returns the index of the first item that is not part of
+ * them. */
 static uint32_t render_head(render *r, eng_thinking thinking)
 {
     const eng_chat *chat = r->chat;
@@ -803,17 +829,20 @@ static base_code render_error(render *r)
         r->code = BASE_TOO_LONG;
     if (r->code == BASE_TOO_LONG)
         return base_fail_param(r->err, BASE_TOO_LONG, "messages",
-                               "This model's maximum context length is %zu tokens. However, you requested %s%zu tokens.",
-                               r->limit, count > r->count_max ? "more than " : "", base_min(count, r->count_max));
-    if (r->code == BASE_OK && (r->run.failed || r->scratch.failed || (r->text != NULL && r->text->failed)))
+                               "This model's maximum context length is %zu tokens. However, you "
+                               "requested %s%zu tokens.",
+                               r->limit, count > r->count_max ? "more than " : "",
+                               base_min(count, r->count_max));
+    if (r->code == BASE_OK && (r->run.failed || (r->text != NULL && r->text->failed)))
         r->code = BASE_NOMEM;
     if (r->code == BASE_NOMEM)
         base_fail(r->err, BASE_NOMEM, "prompt: no memory");
     return r->code;
 }
 
-base_code eng_codec_render(const eng_codec *codec, eng_prompt *out, const eng_chat *chat, uint32_t token_max,
-                           uint32_t window, base_buf *text, base_arena *arena, base_err *err)
+base_code eng_codec_render(const eng_codec *codec, eng_prompt *out, const eng_chat *chat,
+                           uint32_t token_max, uint32_t window, base_buf *text, base_arena *arena,
+                           base_err *err)
 {
     render r = {.codec = codec, .chat = chat, .err = err, .text = text};
     eng_thinking thinking = chat->thinking == ENG_THINK_DEFAULT ? codec->thinking : chat->thinking;
@@ -855,7 +884,8 @@ static base_code take_ids(render *r, int32_t **tokens, uint32_t *count, base_are
     base_code code = render_error(r);
     *tokens = NULL;
     *count = 0;
-    if (code == BASE_OK && (*tokens = base_arena_alloc(arena, r->ids.count * sizeof **tokens)) == NULL)
+    if (code == BASE_OK &&
+        (*tokens = base_arena_alloc(arena, r->ids.count * sizeof **tokens)) == NULL)
         code = base_fail(r->err, BASE_NOMEM, "forced tokens: no memory");
     if (code == BASE_OK) {
         memcpy(*tokens, r->ids.data, r->ids.count * sizeof **tokens);
@@ -866,8 +896,8 @@ static base_code take_ids(render *r, int32_t **tokens, uint32_t *count, base_are
     return code;
 }
 
-base_code eng_codec_force(const eng_codec *codec, int32_t **tokens, uint32_t *token_count_out, eng_text name,
-                          base_arena *arena, base_err *err)
+base_code eng_codec_force(const eng_codec *codec, int32_t **tokens, uint32_t *token_count_out,
+                          eng_text name, base_arena *arena, base_err *err)
 {
     render r = {.codec = codec, .err = err, .limit = SIZE_MAX, .count_max = SIZE_MAX};
     begin_calls(&r);
@@ -880,8 +910,8 @@ base_code eng_codec_force(const eng_codec *codec, int32_t **tokens, uint32_t *to
     return take_ids(&r, tokens, token_count_out, arena);
 }
 
-base_code eng_codec_force_close(const eng_codec *codec, int32_t **tokens, uint32_t *token_count_out, base_arena *arena,
-                                base_err *err)
+base_code eng_codec_force_close(const eng_codec *codec, int32_t **tokens, uint32_t *token_count_out,
+                                base_arena *arena, base_err *err)
 {
     render r = {.codec = codec, .err = err, .limit = SIZE_MAX, .count_max = SIZE_MAX};
     plain(&r, "\n");

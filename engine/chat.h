@@ -55,11 +55,11 @@ base_code eng_decoder_create(eng_decoder **out, const eng_codec *codec,
                              const eng_decoder_options *options, base_err *err);
 void eng_decoder_destroy(eng_decoder *decoder);
 /* One output token. `id` may be -1 for bare bytes (tests). Returns false once a stop string has
- * matched (or, with eng_decoder_stop_index -1, memory ran out): nothing more may be pushed. Memory is
- * bounded by what is held back: a non-string argument, at most the output. */
+ * matched (or, with eng_decoder_stop_index -1, memory ran out): nothing more may be pushed. Memory
+ * is bounded by what is held back: a non-string argument, at most the output. */
 bool eng_decoder_push(eng_decoder *decoder, int32_t id, const char *bytes, size_t length);
-/* End of output: gives out what was held back. An open call is closed only if the last token pushed
- * was the end of turn. */
+/* End of output: gives out what was held back. A call that is still open is closed only if the
+ * last token pushed was the end of turn (so push that one too). */
 void eng_decoder_finish(eng_decoder *decoder);
 int32_t eng_decoder_stop_index(const eng_decoder *decoder); /* -1: none matched */
 uint32_t eng_decoder_whole_tokens(

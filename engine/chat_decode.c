@@ -1,24 +1,28 @@
 /* Output tokens to reasoning, text and calls, byte by byte.
  *
- * Everything is decided on the bytes, so where tokens or deltas are cut cannot matter; ids serve only to drop special tokens
- * that are no part of the format (role markers, a thought marker out of place, the end of turn). A tag is structural only
- * behind the separator NS.
+ * Everything is decided on the bytes, so where tokens or deltas are cut cannot matter; ids serve
+ * only to drop special tokens that are no part of the format (role markers, a thought marker out of
+ * place, the end of turn). A tag is structural only behind the separator NS.
  *
- * States, and what NS + tag does there (anything else behind NS is data; NS itself is dropped from prose):
- *   PROSE   reasoning or visible text. `<tool_call>` -> BLOCK; in a block that is open `<invoke name="…">` -> BODY.
- *           Reasoning also ends at `</mm:think>`; at the very start of the output `<mm:think>` opens it.
- *   BLOCK   between calls, white space only: the same tags; `</tool_call>` -> BLOCK behind the block. Any other byte -> PROSE
- *           (B004: the candidate is dead, nothing is held longer).
- *   BODY    in a call, between parameters. `<name>` -> STRING or TREE by the schema; `</name>` takes stray text as the value
- *           of a parameter whose opening tag was left out (B001); `</invoke>` ends the call.
- *   STRING  a value that can only be a string: given out as it comes, ends at its own closing tag.
- *   TREE    any other value: gathered, given out when it is closed.
- * In BODY, STRING and TREE also `</invoke>`, `</tool_call>`, `<tool_call>` and `<invoke …>` end the call: a parameter or call
- * that was left open is closed, so that one slip does not take what follows with it (B002). In a STRING an opening tag ends
- * the value only if the tool declares such a parameter and has not got it yet.
+ * States, and what NS + tag does there (behind any other text NS is dropped from prose):
  *
- * What is held back: a beginning of NS or of a marker, a tag, a beginning of a stop string, a cut character, white space in a
- * BLOCK, and TREE values. */
+ * - PROSE, reasoning or visible text: `<tool_call>` leads to BLOCK; in a block that is open
+ *   `<invoke name="…">` leads to BODY. Reasoning also ends at `</mm:think>`; at the very start of
+ *   the output `<mm:think>` opens it.
+ * - BLOCK, between calls, white space only: the same tags; `</tool_call>` stays, behind the block.
+ *   Any other byte leads to PROSE (B004: the candidate is dead, nothing is held longer).
+ * - BODY, in a call between parameters: `<name>` leads to STRING or TREE by the schema; `</name>`
+ *   takes stray text as the value of a parameter whose opening tag was left out (B001).
+ * - STRING, a value that can only be a string: given out as it comes, ends at its own closing tag.
+ * - TREE, any other value: gathered, given out when it is closed.
+ *
+ * In BODY, STRING and TREE `</invoke>`, `</tool_call>`, `<tool_call>` and `<invoke …>` end the
+ * call: a parameter or call that was left open is closed, so that one slip does not take what
+ * follows with it (B002). In a STRING an opening tag ends the value only if the tool declares such
+ * a parameter and has not got it yet; every other NS + tag is data of the string.
+ *
+ * What is held back: a beginning of NS or of a marker, a tag, a beginning of a stop string, a cut
+ * character, white space in a BLOCK, and TREE values. */
 #include "engine/chat.h"
 
 #include <stdlib.h>
@@ -56,47 +60,48 @@ struct eng_decoder {
     gap gap;
     bool reasoning;   /* PROSE and BLOCK: what prose is */
     bool at_start;    /* nothing but a marker may have come yet */
-    bool drop_closer; /* a thought that was opened although thinking is off: its end marker is not text */
+    bool drop_closer; /* a thought that was opened although thinking is off: its end marker is not
+                         text */
     bool in_block;    /* `<tool_call>` was seen and not closed */
     bool ended;       /* the last token was the end of turn */
     bool failed;
 
-    uint64_t at;               /* bytes seen, the current one included */
-    char marker[MARKER_MAX];   /* what may become NS or a thought marker */
+    uint64_t at;             /* bytes seen, the current one included */
+    char marker[MARKER_MAX]; /* what may become NS or a thought marker */
     uint32_t marker_length;
-    bool in_tag;               /* behind NS */
-    uint64_t tag_from;         /* where that NS begins */
+    bool in_tag;       /* behind NS */
+    uint64_t tag_from; /* where that NS begins */
     base_buf tag;
     char space[SPACE_MAX];
     uint32_t space_length;
 
     stop *stops;
-    base_buf held;             /* visible text that may begin a stop string */
-    uint64_t *held_at;         /* [longest stop + 1] where each held byte stands in the output */
+    base_buf held;     /* visible text that may begin a stop string */
+    uint64_t *held_at; /* [longest stop + 1] where each held byte stands in the output */
     bool stopped;
     uint64_t stopped_at;
     int32_t stop_index;
 
-    char character[4];         /* a cut character of the channel that is written */
+    char character[4]; /* a cut character of the channel that is written */
     uint32_t character_length;
-    base_buf out;              /* what the next part will hold */
+    base_buf out; /* what the next part will hold */
     eng_part_kind out_kind;
 
     uint32_t calls_begun, calls_ended;
-    chat_schema *schema;       /* of the tool `schema_tool` */
+    chat_schema *schema; /* of the tool `schema_tool` */
     base_buf schema_tool;
-    bool any_member;           /* the call's arguments have a member: `{` is out */
-    bool text_begun;           /* STRING: the opening quote is out */
-    bool may_nest;             /* STRING: no schema, nothing came yet: a tag would make it a TREE */
-    bool discard;              /* STRING: the parameter came before; one that is out cannot be changed */
-    bool list_waits;           /* BODY: a TREE is closed but may become a list */
-    base_buf key;              /* the parameter's name */
-    base_buf stray;            /* BODY: text outside of parameters */
+    bool any_member; /* the call's arguments have a member: `{` is out */
+    bool text_begun; /* STRING: the opening quote is out */
+    bool may_nest;   /* STRING: no schema, nothing came yet: a tag would make it a TREE */
+    bool discard;    /* STRING: the parameter came before; one that is out cannot be changed */
+    bool list_waits; /* BODY: a TREE is closed but may become a list */
+    base_buf key;    /* the parameter's name */
+    base_buf stray;  /* BODY: text outside of parameters */
     chat_tree *tree;
-    uint64_t *seen;            /* hashes of the call's parameters */
+    uint64_t *seen; /* hashes of the call's parameters */
     uint32_t seen_count, seen_capacity;
 
-    uint64_t *ends;            /* where tokens end that are not wholly given out */
+    uint64_t *ends; /* where tokens end that are not wholly given out */
     uint32_t end_count, end_capacity;
     uint32_t whole_tokens, reasoning_tokens;
 };
@@ -177,7 +182,8 @@ static void put_byte(eng_decoder *d, char c)
     }
     if (base_utf8_complete(d->character, d->character_length) == 0)
         return;
-    bool again = d->character_length > 1; /* the last byte ends what came before, and may begin another */
+    bool again =
+        d->character_length > 1; /* the last byte ends what came before, and may begin another */
     d->character_length = 0;
     put_character(d, REPLACEMENT, 3);
     if (again)
@@ -264,7 +270,8 @@ static void prose_byte(eng_decoder *d, char c, uint64_t at)
 
 /* ---- calls ---- */
 
-/* Finds the called tool among the declared ones and makes its parameters' schema the current one. */
+/* Finds the called tool among the declared ones and makes its parameters' schema the current one.
+ */
 static void choose_schema(eng_decoder *d, eng_text name)
 {
     if (d->schema != NULL && d->schema_tool.length == name.length &&
@@ -273,24 +280,20 @@ static void choose_schema(eng_decoder *d, eng_text name)
     chat_schema_destroy(d->schema);
     d->schema = NULL;
     base_buf_clear(&d->schema_tool);
-    base_buf decoded;
-    base_buf_init(&decoded, 0);
-    for (uint32_t i = 0; i < d->options.tool_count && d->schema == NULL; i++) {
+    for (uint32_t i = 0; i < d->options.tool_count; i++) {
         eng_text raw = chat_json_member(d->options.tools[i], "name", 4);
-        if (raw.length < 2 || raw.data[0] != '"')
+        if (raw.length < 2 || raw.data[0] != '"' ||
+            !chat_json_is(raw.data, raw.length, name.data, name.length))
             continue;
-        base_buf_clear(&decoded);
-        base_json_unescape(&decoded, raw.data, raw.length);
-        if (decoded.length != name.length || (name.length > 0 && memcmp(decoded.data, name.data, name.length) != 0))
-            continue;
-        eng_text parameters = chat_json_member(d->options.tools[i], "parameters", strlen("parameters"));
+        eng_text parameters =
+            chat_json_member(d->options.tools[i], "parameters", strlen("parameters"));
         if (parameters.data == NULL)
             parameters = (eng_text){"{}", 2};
         d->schema = chat_schema_create(parameters);
-        d->failed = d->failed || d->schema == NULL;
         base_buf_add(&d->schema_tool, name.data, name.length);
+        d->failed = d->failed || d->schema == NULL || d->schema_tool.failed;
+        return;
     }
-    base_buf_deinit(&decoded);
 }
 
 static void begin_call(eng_decoder *d, eng_text name)
@@ -365,7 +368,7 @@ static void write_tree(eng_decoder *d)
 {
     d->list_waits = false;
     chat_tree_write(d->tree, begin_member(d));
-    d->failed = d->failed || chat_tree_failed(d->tree);
+    d->failed = d->failed || chat_tree_failed(d->tree) || chat_schema_failed(d->schema);
 }
 
 /* The value is complete, be it by its closing tag or by what ends it too. */
@@ -404,7 +407,8 @@ static void begin_tree(eng_decoder *d, int32_t node)
         d->failed = true;
         return;
     }
-    chat_tree_begin(d->tree, d->schema, node, d->key.data == NULL ? "" : d->key.data, d->key.length);
+    chat_tree_begin(d->tree, d->schema, node, d->key.data == NULL ? "" : d->key.data,
+                    d->key.length);
     d->state = TREE;
 }
 
@@ -428,7 +432,7 @@ static void open_value(eng_decoder *d, const char *name, size_t length)
     d->text_begun = false;
     d->may_nest = kinds == 0 && !d->discard;
     see(d, name, length);
-    d->failed = d->failed || d->key.failed;
+    d->failed = d->failed || d->key.failed || chat_schema_failed(d->schema);
     if (d->discard || kinds == 0 || kinds == CHAT_STRING)
         d->state = STRING;
     else
@@ -477,7 +481,8 @@ static bool is_space(char c)
     return c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
-/* In a BLOCK: white space is held; anything else shows that prose goes on. White space behind a call is layout. */
+/* In a BLOCK: white space is held; anything else shows that prose goes on. White space behind a
+ * call is layout. */
 static void block_byte(eng_decoder *d, char c, uint64_t at)
 {
     if (is_space(c) && d->space_length < SPACE_MAX) {
@@ -517,7 +522,14 @@ static void data_byte(eng_decoder *d, char c, uint64_t at)
 
 /* ---- tags ---- */
 
-typedef enum tag_kind { TAG_OPEN, TAG_CLOSE, TAG_INVOKE, TAG_INVOKE_CLOSE, TAG_BLOCK, TAG_BLOCK_CLOSE } tag_kind;
+typedef enum tag_kind {
+    TAG_OPEN,
+    TAG_CLOSE,
+    TAG_INVOKE,
+    TAG_INVOKE_CLOSE,
+    TAG_BLOCK,
+    TAG_BLOCK_CLOSE
+} tag_kind;
 
 /* What a whole tag (brackets included) is; `name` is what it names. */
 static tag_kind read_tag(const base_buf *tag, eng_text *name)
@@ -598,7 +610,8 @@ static bool wanted(eng_decoder *d, eng_text name)
 
 static void on_string_tag(eng_decoder *d, tag_kind kind, eng_text name)
 {
-    if (kind == TAG_CLOSE && name.length == d->key.length && memcmp(name.data, d->key.data, name.length) == 0) {
+    if (kind == TAG_CLOSE && name.length == d->key.length &&
+        memcmp(name.data, d->key.data, name.length) == 0) {
         close_value(d);
     } else if (kind == TAG_OPEN && d->may_nest && !d->text_begun) {
         begin_tree(d, -1);
@@ -689,8 +702,8 @@ static bool tag_is_whole(const base_buf *tag)
 
 static void feed(eng_decoder *d, char c);
 
-/* NS was no separator of a tag. In a string it is data; elsewhere it is dropped. What followed it is looked at again; the
- * opening of a header whose name cannot be one is dropped too. */
+/* NS was no separator of a tag. In a string it is data; elsewhere it is dropped. What followed it
+ * is looked at again; the opening of a header whose name cannot be one is dropped too. */
 static void on_dead_tag(eng_decoder *d)
 {
     base_buf tag = d->tag;
@@ -723,7 +736,8 @@ static void tag_byte(eng_decoder *d, char c)
     bool prose = d->state == PROSE || d->state == BLOCK;
     bool lives = prose ? prose_tag_lives(d) : d->tag.data[0] == '<' && d->tag.length <= TAG_MAX;
     /* An NS inside: the tag before it is none. */
-    if (lives && c == '[' && d->tag.length > ns && memcmp(d->tag.data + d->tag.length - ns, CHAT_NS, ns) == 0)
+    if (lives && c == '[' && d->tag.length > ns &&
+        memcmp(d->tag.data + d->tag.length - ns, CHAT_NS, ns) == 0)
         lives = false;
     if (!prose && (strcmp(d->tag.data, "<>") == 0 || strcmp(d->tag.data, "</>") == 0)) /* no name */
         lives = false;
@@ -744,7 +758,8 @@ static bool takes_think(const eng_decoder *d)
 
 static bool takes_think_end(const eng_decoder *d)
 {
-    return (d->state == PROSE || d->state == BLOCK) && (d->reasoning || d->at_start || d->drop_closer);
+    return (d->state == PROSE || d->state == BLOCK) &&
+           (d->reasoning || d->at_start || d->drop_closer);
 }
 
 /* What the bytes of `marker` are in this state. */
@@ -762,7 +777,8 @@ static marker read_marker(const eng_decoder *d)
         if ((markers[i].is == MARKER_THINK && !takes_think(d)) ||
             (markers[i].is == MARKER_THINK_END && !takes_think_end(d)))
             continue;
-        if (d->marker_length > markers[i].length || memcmp(d->marker, markers[i].text, d->marker_length) != 0)
+        if (d->marker_length > markers[i].length ||
+            memcmp(d->marker, markers[i].text, d->marker_length) != 0)
             continue;
         if (d->marker_length == markers[i].length)
             return markers[i].is;
@@ -927,9 +943,11 @@ void eng_decoder_finish(eng_decoder *d)
     if (!d->stopped) {
         bool in_call = d->state == BODY || d->state == STRING || d->state == TREE;
         if (!d->in_tag && (!in_call || d->ended))
-            while (d->marker_length > 0 && !d->stopped && (d->state == PROSE || in_call || d->gap == GAP_CLOSED))
+            while (d->marker_length > 0 && !d->stopped &&
+                   (d->state == PROSE || in_call || d->gap == GAP_CLOSED))
                 pop_marker(d);
-        /* A call that the end of turn found open is taken as it stands; one that was cut off is not finished here. */
+        /* A call that the end of turn found open is taken as it stands; one that was cut off is not
+         * finished here. */
         if (in_call && d->ended)
             end_call(d);
         else if (!in_call && !d->stopped)
@@ -967,8 +985,8 @@ static base_code prepare_stops(eng_decoder *d, base_err *err)
     return d->held_at == NULL ? base_fail(err, BASE_NOMEM, "decoder: no memory") : BASE_OK;
 }
 
-base_code eng_decoder_create(eng_decoder **out_decoder, const eng_codec *codec, const eng_decoder_options *options,
-                             base_err *err)
+base_code eng_decoder_create(eng_decoder **out_decoder, const eng_codec *codec,
+                             const eng_decoder_options *options, base_err *err)
 {
     *out_decoder = NULL;
     eng_decoder *d = calloc(1, sizeof *d);

@@ -1,8 +1,10 @@
-/* The types that a function's JSON schema declares for its arguments, and the conversion of a leaf's text.
+/* The types that a function's JSON schema declares for its arguments, and the conversion of a
+ * leaf's text.
  *
- * Understood: type (a name or a list), enum, const, properties, additionalProperties, items, anyOf, oneOf, allOf, local $ref,
- * nullable. Alternatives are merged into one set of types: the text itself decides among them, the narrowest type first and
- * string last. Nodes are made when they are first asked about, so recursive schemas need no care. */
+ * Understood: type (a name or a list), enum, const, properties, additionalProperties, items, anyOf,
+ * oneOf, allOf, local $ref, nullable. Alternatives are merged into one set of types: the text
+ * itself decides among them, the narrowest type first and string last. Nodes are made when they are
+ * first asked about, so recursive schemas need no care. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,10 +15,12 @@
 
 /* Schemas that one node may merge (alternatives and references); more are ignored. */
 #define MERGE_MAX 64
+/* Longest name that is compared with one written with escapes. */
+#define ESCAPED_MAX 1024
 
 typedef struct node {
     eng_text text;
-    eng_text choices; /* the raw list of `enum`, or the raw value of `const` */
+    eng_text choices;     /* the raw list of `enum`, or the raw value of `const` */
     int32_t items, extra; /* `extra`: additionalProperties */
     uint8_t kinds;
     bool read;
@@ -34,6 +38,7 @@ struct chat_schema {
     property *properties; /* open addressing by owner and name */
     uint32_t property_count, property_mask;
     base_buf names;
+    bool failed;
 };
 
 /* ---- JSON ---- */
@@ -64,16 +69,21 @@ void chat_json_string(base_buf *out, const char *text, size_t length)
     base_buf_deinit(&clean);
 }
 
+bool chat_json_is(const char *raw, size_t raw_length, const char *text, size_t length)
+{
+    if (memchr(raw, '\\', raw_length) == NULL)
+        return raw_length == length + 2 && memcmp(raw + 1, text, length) == 0;
+    char copy[ESCAPED_MAX + 1];
+    if (length > ESCAPED_MAX || memchr(text, '\0', length) != NULL)
+        return false;
+    memcpy(copy, text, length);
+    copy[length] = '\0';
+    return base_json_string_is(raw, raw_length, copy);
+}
+
 static bool key_is(const base_json *json, const char *name, size_t length)
 {
-    if (memchr(json->raw, '\\', json->raw_length) == NULL)
-        return json->raw_length == length + 2 && memcmp(json->raw + 1, name, length) == 0;
-    base_buf key;
-    base_buf_init(&key, 0);
-    base_json_unescape(&key, json->raw, json->raw_length);
-    bool same = key.length == length && (length == 0 || memcmp(key.data, name, length) == 0);
-    base_buf_deinit(&key);
-    return same;
+    return chat_json_is(json->raw, json->raw_length, name, length);
 }
 
 eng_text chat_json_member(eng_text object, const char *name, size_t length)
@@ -102,8 +112,10 @@ static int32_t add_node(chat_schema *schema, eng_text text)
     if (schema->node_count == schema->node_capacity) {
         uint32_t capacity = schema->node_capacity * 2 + 16;
         node *nodes = realloc(schema->nodes, capacity * sizeof *nodes);
-        if (nodes == NULL)
+        if (nodes == NULL) {
+            schema->failed = true;
             return -1;
+        }
         schema->nodes = nodes;
         schema->node_capacity = capacity;
     }
@@ -133,16 +145,20 @@ static property *find_property(chat_schema *schema, int32_t owner, const char *n
 static bool grow_properties(chat_schema *schema)
 {
     property *old = schema->properties;
-    uint32_t old_size = old == NULL ? 0 : schema->property_mask + 1, size = old_size == 0 ? 64 : 2 * old_size;
+    uint32_t old_size = old == NULL ? 0 : schema->property_mask + 1,
+             size = old_size == 0 ? 64 : 2 * old_size;
     property *properties = malloc(size * sizeof *properties);
-    if (properties == NULL)
+    if (properties == NULL) {
+        schema->failed = true;
         return false;
+    }
     memset(properties, 0xFF, size * sizeof *properties);
     schema->properties = properties;
     schema->property_mask = size - 1;
     for (uint32_t i = 0; i < old_size; i++)
         if (old[i].owner >= 0)
-            *find_property(schema, old[i].owner, schema->names.data + old[i].at, old[i].length) = old[i];
+            *find_property(schema, old[i].owner, schema->names.data + old[i].at, old[i].length) =
+                old[i];
     free(old);
     return true;
 }
@@ -155,14 +171,17 @@ static void add_property(chat_schema *schema, int32_t owner, const base_json *ke
     size_t at = schema->names.length;
     base_json_unescape(&schema->names, key->raw, key->raw_length);
     base_buf_add(&schema->names, "", 1);
-    if (schema->names.failed || at > UINT32_MAX)
+    if (schema->names.failed || at > UINT32_MAX) {
+        schema->failed = true;
         return;
+    }
     size_t length = schema->names.length - 1 - at;
     property *slot = find_property(schema, owner, schema->names.data + at, length);
     int32_t made = slot->owner < 0 ? add_node(schema, text) : -1;
     if (made < 0)
         return;
-    *slot = (property){.owner = owner, .node = made, .at = (uint32_t)at, .length = (uint32_t)length};
+    *slot =
+        (property){.owner = owner, .node = made, .at = (uint32_t)at, .length = (uint32_t)length};
     schema->property_count++;
 }
 
@@ -182,7 +201,8 @@ static void add_properties(chat_schema *schema, int32_t owner, eng_text object)
 
 static uint8_t kind_of_name(const base_json *json)
 {
-    static const char *const names[] = {"null", "boolean", "integer", "number", "string", "array", "object"};
+    static const char *const names[] = {"null",   "boolean", "integer", "number",
+                                        "string", "array",   "object"};
     for (int i = 0; i < 7; i++)
         if (base_json_string_is(json->raw, json->raw_length, names[i]))
             return (uint8_t)(1 << i);
@@ -238,7 +258,8 @@ static uint8_t kinds_of_choices(eng_text choices, bool list)
         kind = base_json_next(&json);
     while (kind != BASE_JSON_ERROR && kind != BASE_JSON_END && kind != BASE_JSON_ARRAY_END) {
         kinds |= kind_of_value(kind, &json);
-        if ((kind == BASE_JSON_ARRAY_BEGIN || kind == BASE_JSON_OBJECT_BEGIN) && !base_json_skip(&json))
+        if ((kind == BASE_JSON_ARRAY_BEGIN || kind == BASE_JSON_OBJECT_BEGIN) &&
+            !base_json_skip(&json))
             break;
         kind = base_json_next(&json);
     }
@@ -250,9 +271,10 @@ static eng_text follow_ref(chat_schema *schema, const base_json *ref)
 {
     base_buf path;
     eng_text at = {0};
-    base_buf_init(&path, 4096);
+    base_buf_init(&path, 0);
     base_json_unescape(&path, ref->raw, ref->raw_length);
     const char *p = path.data;
+    schema->failed = schema->failed || path.failed;
     if (p != NULL && !path.failed && p[0] == '#') {
         at = schema->nodes[0].text;
         for (p++; *p == '/' && at.data != NULL;) {
@@ -336,7 +358,8 @@ static void merge_schema(chat_schema *schema, int32_t at, eng_text text, pending
             set_child(schema, at, true, value);
         } else if (key_is(&key, "additionalProperties", 20)) {
             set_child(schema, at, false, value);
-        } else if (key_is(&key, "anyOf", 5) || key_is(&key, "oneOf", 5) || key_is(&key, "allOf", 5)) {
+        } else if (key_is(&key, "anyOf", 5) || key_is(&key, "oneOf", 5) ||
+                   key_is(&key, "allOf", 5)) {
             push_alternatives(todo, value);
         } else if (key_is(&key, "$ref", 4) && value.data[0] == '"') {
             push_pending(todo, follow_ref(schema, &json));
@@ -384,13 +407,19 @@ void chat_schema_destroy(chat_schema *schema)
     free(schema);
 }
 
+bool chat_schema_failed(const chat_schema *schema)
+{
+    return schema != NULL && schema->failed;
+}
+
 uint8_t chat_schema_kinds(chat_schema *schema, int32_t at)
 {
     const node *n = get(schema, at);
     return n == NULL ? 0 : n->kinds;
 }
 
-int32_t chat_schema_member(chat_schema *schema, int32_t at, const char *name, size_t length, bool *declared)
+int32_t chat_schema_member(chat_schema *schema, int32_t at, const char *name, size_t length,
+                           bool *declared)
 {
     const node *n = get(schema, at);
     const property *slot = n == NULL ? NULL : find_property(schema, at, name, length);
@@ -419,8 +448,8 @@ static eng_text trim(eng_text text)
     return text;
 }
 
-/* The type of JSON text, 0 if it is none. A number without fraction or exponent is an integer, as is one whose fraction is
- * zero (JSON Schema's rule). */
+/* The type of JSON text, 0 if it is none. A number without fraction or exponent is an integer, as
+ * is one whose fraction is zero (JSON Schema's rule). */
 static uint8_t kind_of_text(eng_text text)
 {
     base_json json;
@@ -442,7 +471,8 @@ static uint8_t kind_of_text(eng_text text)
     return whole == text.length || zero ? CHAT_INTEGER : CHAT_NUMBER;
 }
 
-/* The value of `enum` or `const` that is written like `text`: its raw JSON, a string only if nothing else is. */
+/* The value of `enum` or `const` that is written like `text`: its raw JSON, a string only if
+ * nothing else is. */
 static eng_text find_choice(eng_text choices, eng_text text, eng_text trimmed)
 {
     base_json json;
@@ -458,7 +488,8 @@ static eng_text find_choice(eng_text choices, eng_text text, eng_text trimmed)
             found = (eng_text){json.raw, json.raw_length};
         bool scalar = kind == BASE_JSON_NULL || kind == BASE_JSON_TRUE || kind == BASE_JSON_FALSE ||
                       kind == BASE_JSON_NUMBER;
-        if (scalar && json.raw_length == trimmed.length && memcmp(json.raw, trimmed.data, trimmed.length) == 0)
+        if (scalar && json.raw_length == trimmed.length &&
+            memcmp(json.raw, trimmed.data, trimmed.length) == 0)
             return (eng_text){json.raw, json.raw_length};
     }
 }
@@ -475,7 +506,8 @@ static const char *empty_value(uint8_t kinds)
     return (kinds & CHAT_NULL) != 0 ? "null" : "\"\"";
 }
 
-void chat_schema_convert(chat_schema *schema, int32_t at, base_buf *out, const char *bytes, size_t length)
+void chat_schema_convert(chat_schema *schema, int32_t at, base_buf *out, const char *bytes,
+                         size_t length)
 {
     const node *n = get(schema, at);
     uint8_t kinds = n == NULL ? 0 : n->kinds;
@@ -494,7 +526,8 @@ void chat_schema_convert(chat_schema *schema, int32_t at, base_buf *out, const c
     if (fits && kind != CHAT_STRING) {
         base_buf_add(out, trimmed.data, trimmed.length);
     } else if ((kinds & CHAT_ARRAY) != 0 && (kinds & CHAT_STRING) == 0) {
-        /* One value where a list is wanted: a list of it. A list of lists is not looked into, so this goes one deep. */
+        /* One value where a list is wanted: a list of it. A list of lists is not looked into, so
+         * this goes one deep. */
         int32_t items = n->items;
         base_buf_add(out, "[", 1);
         if ((chat_schema_kinds(schema, items) & CHAT_ARRAY) != 0)

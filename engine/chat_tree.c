@@ -1,8 +1,9 @@
 /* The value of one parameter, gathered from its tags and written as JSON when it is whole.
  *
- * It has to be whole first: whether a tag is a member or the first element of a list shows only when it comes again. Nodes
- * are an array linked by index, in the order of their tags; same-named children of one node are chained through a table, so
- * that any number of them costs linear time. Nesting is bounded: a tag below DEPTH_MAX is text of its parent. */
+ * It has to be whole first: whether a tag is a member or the first element of a list shows only
+ * when it comes again. Nodes are an array linked by index, in the order of their tags; same-named
+ * children of one node are chained through a table, so that any number of them costs linear time.
+ * Nesting is bounded: a tag below DEPTH_MAX is text of its parent. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,12 +14,13 @@
 
 typedef struct node {
     int32_t parent, first, last, next; /* children in order */
-    int32_t same, same_last;           /* the next child of that name; of the first one: the last of its chain */
-    bool repeat;                       /* not the first child of its name */
+    int32_t same,
+        same_last; /* the next child of that name; of the first one: the last of its chain */
+    bool repeat;   /* not the first child of its name */
     uint8_t kinds;
     int32_t schema;
-    uint32_t name_at, name_length;     /* in `names` */
-    size_t text_at, text_length;       /* in `text`; what stands before the first child */
+    uint32_t name_at, name_length; /* in `names` */
+    size_t text_at, text_length;   /* in `text`; what stands before the first child */
 } node;
 
 struct chat_tree {
@@ -74,7 +76,8 @@ static int32_t *slot_of(chat_tree *tree, int32_t parent, const char *name, size_
 {
     for (uint32_t i = hash(parent, name, length);; i++) {
         int32_t *slot = &tree->table[i & (tree->table_size - 1)];
-        if (*slot < 0 || (tree->nodes[*slot].parent == parent && name_is(tree, &tree->nodes[*slot], name, length)))
+        if (*slot < 0 || (tree->nodes[*slot].parent == parent &&
+                          name_is(tree, &tree->nodes[*slot], name, length)))
             return slot;
     }
 }
@@ -120,7 +123,8 @@ static void link_child(chat_tree *tree, int32_t made)
     first->same_last = made;
 }
 
-static int32_t add_node(chat_tree *tree, int32_t parent, int32_t schema, const char *name, size_t length)
+static int32_t add_node(chat_tree *tree, int32_t parent, int32_t schema, const char *name,
+                        size_t length)
 {
     if (tree->node_count == tree->node_capacity) {
         uint32_t capacity = 2 * tree->node_capacity + 16;
@@ -133,7 +137,13 @@ static int32_t add_node(chat_tree *tree, int32_t parent, int32_t schema, const c
     if (2 * (tree->table_count + 1) > tree->table_size && !grow_table(tree))
         return -1;
     int32_t made = (int32_t)tree->node_count;
-    node n = {.parent = parent, .first = -1, .last = -1, .next = -1, .same = -1, .same_last = made, .schema = schema};
+    node n = {.parent = parent,
+              .first = -1,
+              .last = -1,
+              .next = -1,
+              .same = -1,
+              .same_last = made,
+              .schema = schema};
     n.kinds = chat_schema_kinds(tree->schema, schema);
     n.name_at = (uint32_t)tree->names.length;
     n.name_length = (uint32_t)length;
@@ -146,7 +156,8 @@ static int32_t add_node(chat_tree *tree, int32_t parent, int32_t schema, const c
     return made;
 }
 
-void chat_tree_begin(chat_tree *tree, chat_schema *schema, int32_t schema_node, const char *name, size_t length)
+void chat_tree_begin(chat_tree *tree, chat_schema *schema, int32_t schema_node, const char *name,
+                     size_t length)
 {
     tree->schema = schema;
     tree->node_count = 0;
@@ -293,7 +304,8 @@ bool chat_tree_may_repeat(chat_tree *tree)
     if (tree->node_count == 0)
         return false;
     const node *root = &tree->nodes[0];
-    return (root->kinds & CHAT_ARRAY) != 0 && root->last > 0 && !is_list(tree, &tree->nodes[root->last]);
+    return (root->kinds & CHAT_ARRAY) != 0 && root->last > 0 &&
+           !is_list(tree, &tree->nodes[root->last]);
 }
 
 /* ---- writing ---- */
@@ -302,8 +314,8 @@ typedef enum frame_kind { FRAME_OBJECT, FRAME_LIST, FRAME_CHAIN } frame_kind;
 
 typedef struct frame {
     frame_kind kind;
-    int32_t next;   /* the child to write next, -1 when through */
-    bool any;       /* something was written before */
+    int32_t next; /* the child to write next, -1 when through */
+    bool any;     /* something was written before */
 } frame;
 
 static bool blank(const char *text, size_t length)
@@ -328,7 +340,8 @@ static frame open_container(chat_tree *tree, base_buf *out, const node *n)
     return f;
 }
 
-/* Takes the next child of a frame, -1 at its end. Members of one name are one child: the chain's first. */
+/* Takes the next child of a frame, -1 at its end. Members of one name are one child: the chain's
+ * first. */
 static int32_t take_child(const chat_tree *tree, frame *f)
 {
     int32_t at = f->next;
@@ -342,7 +355,8 @@ static int32_t take_child(const chat_tree *tree, frame *f)
 /* The schema of a leaf: an element of a chain is one of the list's items. */
 static int32_t leaf_schema(chat_tree *tree, const node *n, bool in_chain)
 {
-    return in_chain && (n->kinds & CHAT_ARRAY) != 0 ? chat_schema_items(tree->schema, n->schema) : n->schema;
+    return in_chain && (n->kinds & CHAT_ARRAY) != 0 ? chat_schema_items(tree->schema, n->schema)
+                                                    : n->schema;
 }
 
 void chat_tree_write(chat_tree *tree, base_buf *out)
@@ -364,7 +378,8 @@ void chat_tree_write(chat_tree *tree, base_buf *out)
             frames[count++] = open_container(tree, out, n);
         } else {
             const char *text = n->text_length == 0 ? "" : tree->text.data + n->text_at;
-            chat_schema_convert(tree->schema, leaf_schema(tree, n, in_chain), out, text, n->text_length);
+            chat_schema_convert(tree->schema, leaf_schema(tree, n, in_chain), out, text,
+                                n->text_length);
         }
         while (count > 0 && (at = take_child(tree, &frames[count - 1])) < 0)
             base_buf_add(out, frames[--count].kind == FRAME_OBJECT ? "}" : "]", 1);
@@ -376,7 +391,8 @@ void chat_tree_write(chat_tree *tree, base_buf *out)
         f->any = true;
         in_chain = f->kind == FRAME_CHAIN;
         if (f->kind == FRAME_OBJECT) {
-            chat_json_string(out, tree->names.data + tree->nodes[at].name_at, tree->nodes[at].name_length);
+            chat_json_string(out, tree->names.data + tree->nodes[at].name_at,
+                             tree->nodes[at].name_length);
             base_buf_add(out, ":", 1);
         }
     }

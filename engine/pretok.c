@@ -1,8 +1,9 @@
 /* The split of text into pre-tokens, by the pattern of tokenizer.json.
  *
- * The pattern runs in PCRE2 with UTF and Unicode properties, compiled to machine code where PCRE2 can. A match that PCRE2
- * gives up on (its limits) is not an error of the text: a bounded piece is taken as a pre-token and the split goes on. What
- * lies between two matches is a pre-token too (behaviour "Isolated"), so no byte is ever lost. */
+ * The pattern runs in PCRE2 with UTF and Unicode properties, compiled to machine code where PCRE2
+ * can. A match that PCRE2 gives up on (its limits) is not an error of the text: a bounded piece is
+ * taken as a pre-token and the split goes on. What lies between two matches is a pre-token too
+ * (behaviour "Isolated"), so no byte is ever lost. */
 #include <string.h>
 
 #include "engine/base/num.h"
@@ -11,11 +12,12 @@
 
 /* Bytes taken as they are where the pattern gave up. */
 #define GIVE_UP_PIECE 256
-/* White space as Unicode defines it. PCRE2's own \s has U+180E too, which split patterns of other engines do not mean. */
+/* White space as Unicode defines it. PCRE2's own \s has U+180E too, which split patterns of other
+ * engines do not mean. */
 #define SPACE "\\p{Z}\\t-\\r\\x{85}"
 
-/* Rewrites \s and \S (outside a class) so that they mean the same characters as in the engines that the pattern was made
- * with. */
+/* Rewrites \s and \S (outside a class) so that they mean the same characters as in the engines that
+ * the pattern was made with. */
 static void rewrite(base_buf *out, const char *pattern, size_t length)
 {
     bool in_class = false;
@@ -63,7 +65,8 @@ base_code tok_split_create(pcre2_code **out, const char *pattern, size_t length,
         pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);
         return base_fail(err, BASE_FORMAT, "pre_tokenizer: pattern: %s at %zu", why, (size_t)at);
     }
-    pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE); /* without it the interpreter runs: slower, the same splits */
+    pcre2_jit_compile(
+        *out, PCRE2_JIT_COMPLETE); /* without it the interpreter runs: slower, the same splits */
     return BASE_OK;
 }
 

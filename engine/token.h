@@ -10,7 +10,8 @@
 
 typedef struct eng_tok eng_tok;
 
-/* A growing list of ids with a bound (0: none); `failed` is set when it would pass `max` or memory. */
+/* A growing list of ids with a bound (0: none); `failed` is set when it would pass `max` or
+ * memory. */
 typedef struct eng_ids {
     int32_t *data;
     size_t count, capacity, max;
@@ -28,7 +29,8 @@ void eng_tok_destroy(eng_tok *tok);
 uint32_t eng_tok_vocab(const eng_tok *tok); /* largest id + 1 */
 /* The id of an added token by its text, -1 if there is none. */
 int32_t eng_tok_special(const eng_tok *tok, const char *text);
-bool eng_tok_is_special(const eng_tok *tok, int32_t id); /* an added token, whatever its `special` flag says */
+/* An added token, whatever its `special` flag says. */
+bool eng_tok_is_special(const eng_tok *tok, int32_t id);
 /* Bytes of a token (a special's spelling); NULL for an id that is not in the vocabulary. Borrowed
  * from tok. */
 const char *eng_tok_bytes(const eng_tok *tok, int32_t id, size_t *length);

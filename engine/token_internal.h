@@ -1,11 +1,13 @@
-/* What token.c (the file), pretok.c (the split) and bpe.c (the merges) share. */
+/* What token_load.c (the file), token.c (its use), pretok.c (the split) and bpe.c (the merges)
+ * share. */
 #pragma once
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
 #include "engine/token.h"
 
-/* A merge: the pair of ids (left << 32 | right), its place in the list of merges and what it makes. */
+/* A merge: the pair of ids (left << 32 | right), its place in the list of merges and what it makes.
+ */
 typedef struct tok_pair {
     uint64_t key; /* TOK_NO_PAIR: an empty slot */
     uint32_t rank;
@@ -18,9 +20,10 @@ typedef struct tok_pair {
 enum {
     TOK_EXISTS = 1,
     TOK_ADDED = 2,
-    TOK_WORD = 4,  /* findable by its bytes: made by merges, not added */
-    TOK_MADE = 8,  /* by a merge */
-    TOK_WHOLE = 16, /* merging its own bytes gives this one token, so a pre-token that equals it needs no merging */
+    TOK_WORD = 4,   /* findable by its bytes: made by merges, not added */
+    TOK_MADE = 8,   /* by a merge */
+    TOK_WHOLE = 16, /* merging its own bytes gives this one token, so a pre-token that equals it
+                       needs no merging */
 };
 
 typedef struct tok_piece {
@@ -61,6 +64,7 @@ typedef struct tok_encoder {
 /* The id of a token by its bytes, -1 if there is none. */
 int32_t tok_word(const eng_tok *tok, const char *bytes, size_t length);
 /* The merge of two neighbours, NULL if there is none. */
+uint32_t tok_pair_hash(uint64_t key);
 const tok_pair *tok_pair_find(const eng_tok *tok, int32_t left, int32_t right);
 
 /* Compiles the split pattern. BASE_FORMAT with the pattern's error. */

@@ -2,7 +2,8 @@
 #pragma once
 #include "tests/engine/text_rig.h"
 
-/* A string, or parts joined with nothing between them, or an object as JSON text; absent stays absent. */
+/* A string, or parts joined with nothing between them, or an object as JSON text; absent stays
+ * absent. */
 static inline eng_text text_of_json(base_arena *arena, const json_t *value)
 {
     base_buf text;
@@ -15,7 +16,8 @@ static inline eng_text text_of_json(base_arena *arena, const json_t *value)
     if (json_is_string(value)) {
         base_buf_add(&text, json_string_value(value), json_string_length(value));
     } else if (json_is_array(value)) {
-        json_array_foreach(value, i, part) base_buf_puts(&text, json_string_value(json_object_get(part, "text")));
+        json_array_foreach(value, i, part)
+            base_buf_puts(&text, json_string_value(json_object_get(part, "text")));
     } else {
         char *dump = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY);
         base_buf_puts(&text, dump);
@@ -56,7 +58,8 @@ static inline eng_item item_of_json(base_arena *arena, const json_t *message)
 
 static inline eng_chat chat_of_json(base_arena *arena, const json_t *json)
 {
-    const json_t *messages = json_object_get(json, "messages"), *tools = json_object_get(json, "tools");
+    const json_t *messages = json_object_get(json, "messages"),
+                 *tools = json_object_get(json, "tools");
     eng_item *items = base_arena_calloc(arena, json_array_size(messages) + 1, sizeof *items);
     for (size_t i = 0; i < json_array_size(messages); i++)
         items[i] = item_of_json(arena, json_array_get(messages, i));
@@ -74,5 +77,6 @@ static inline eng_chat chat_of_json(base_arena *arena, const json_t *json)
                       .tool_count = (uint32_t)json_array_size(tools),
                       .thinking = thinking,
                       .effort = text_of_json(arena, json_object_get(json, "effort")),
-                      .no_generation_prompt = json_is_false(json_object_get(json, "generation_prompt"))};
+                      .no_generation_prompt =
+                          json_is_false(json_object_get(json, "generation_prompt"))};
 }

@@ -1,4 +1,5 @@
-/* Rendering: text against the oracle's conversations, ids against tokenizing that text, spliced runs, bounds and errors. */
+/* Rendering: text against the oracle's conversations, ids against tokenizing that text, spliced
+ * runs, bounds and errors. */
 #include "tests/engine/chat_rig.h"
 
 /* ---- a codec and what it rendered ---- */
@@ -33,7 +34,8 @@ static base_code render_within(rig *r, eng_chat chat, uint32_t token_max, uint32
 {
     base_buf_clear(&r->text);
     r->err = (base_err)BASE_ERR_INIT;
-    return eng_codec_render(r->codec, &r->prompt, &chat, token_max, window, &r->text, r->arena, &r->err);
+    return eng_codec_render(r->codec, &r->prompt, &chat, token_max, window, &r->text, r->arena,
+                            &r->err);
 }
 
 static const char *render(rig *r, eng_chat chat)
@@ -76,7 +78,8 @@ static eng_item user(const char *text)
 
 static eng_item assistant(const char *reasoning, const char *text)
 {
-    return (eng_item){.role = ENG_ROLE_ASSISTANT, .reasoning = text_of(reasoning), .text = text_of(text)};
+    return (eng_item){
+        .role = ENG_ROLE_ASSISTANT, .reasoning = text_of(reasoning), .text = text_of(text)};
 }
 
 static eng_item result(const char *text)
@@ -86,10 +89,12 @@ static eng_item result(const char *text)
 
 /* ---- the oracle's conversations ---- */
 
-/* The engine's interface has no model id and no other modes; date and place are part of the root item's text. */
+/* The engine's interface has no model id and no other modes; date and place are part of the root
+ * item's text. */
 static bool is_offered(const char *name)
 {
-    return strcmp(name, "a mode without a sentence") != 0 && strcmp(name, "effort of another name, model id") != 0;
+    return strcmp(name, "a mode without a sentence") != 0 &&
+           strcmp(name, "effort of another name, model id") != 0;
 }
 
 /* What the gateway does with a root message's date and place. */
@@ -98,9 +103,10 @@ static void join_place(json_t *messages)
     json_t *first = json_array_get(messages, 0), *date = json_object_get(first, "current_date");
     if (date == NULL)
         return;
-    json_t *joined = json_sprintf("%s\nCurrent date: %s\nCurrent location: %s",
-                                  json_string_value(json_object_get(first, "content")), json_string_value(date),
-                                  json_string_value(json_object_get(first, "current_location")));
+    json_t *joined =
+        json_sprintf("%s\nCurrent date: %s\nCurrent location: %s",
+                     json_string_value(json_object_get(first, "content")), json_string_value(date),
+                     json_string_value(json_object_get(first, "current_location")));
     json_object_set_new(first, "content", joined);
 }
 
@@ -114,7 +120,8 @@ static void expect_conversations(const char *tokenizer)
     json_t *json = load_json(SOURCE_ROOT "/tests/vectors/chat.json"), *one;
     rig r = make_rig(tokenizer, json_string_value(json_object_get(json, "identity")));
     size_t i, checked = 0;
-    json_array_foreach(json_object_get(json, "cases"), i, one) {
+    json_array_foreach(json_object_get(json, "cases"), i, one)
+    {
         const char *name = json_string_value(json_object_get(one, "name"));
         if (!is_offered(name))
             continue;
@@ -125,9 +132,11 @@ static void expect_conversations(const char *tokenizer)
             expect_ids_of_text(&r);
         for (uint32_t k = 0; k < chat.item_count; k++) {
             cr_assert_leq(r.prompt.item_end[k], r.prompt.token_count);
-            cr_assert(k == 0 || r.prompt.item_end[k] > r.prompt.item_end[k - 1], "%s: item %u", name, k);
+            cr_assert(k == 0 || r.prompt.item_end[k] > r.prompt.item_end[k - 1], "%s: item %u",
+                      name, k);
         }
-        cr_assert_eq(r.prompt.starts_in_reasoning, chat.thinking == ENG_THINK_ENABLED && !chat.no_generation_prompt);
+        cr_assert_eq(r.prompt.starts_in_reasoning,
+                     chat.thinking == ENG_THINK_ENABLED && !chat.no_generation_prompt);
         checked++;
     }
     cr_assert_geq(checked, 20);
@@ -151,19 +160,27 @@ Test(eng_codec, fills_in_the_default_mode_and_the_identity)
 {
     rig r = make_rig(SMALL_TOKENIZER, "I am a test.");
     eng_item items[] = {user("hi")};
-    expect_text(render(&r, (eng_chat){.items = items, .item_count = 1}) + strlen("]~!b[]~b]system\n"),
-                "I am a test.\n\n<thinking_instructions>\nYou have a thinking capability that allows you to reason step by "
-                "step before responding. When thinking is enabled, wrap your reasoning in <mm:think></mm:think> tags before "
-                "your response. When thinking is disabled, begin your response directly after the </mm:think> prefix. When "
-                "thinking is adaptive, decide on your own whether to think for the current turn.\nCurrent thinking mode: "
-                "adaptive. You are encouraged to think for complex decision-making, multi-step reasoning, or when analyzing "
-                "function/tool results.\n</thinking_instructions>[e~[\n]~b]developer\nYou are a helpful assistant.[e~[\n"
+    expect_text(render(&r, (eng_chat){.items = items, .item_count = 1}) +
+                    strlen("]~!b[]~b]system\n"),
+                "I am a test.\n\n<thinking_instructions>\nYou have a thinking capability that "
+                "allows you to reason step by "
+                "step before responding. When thinking is enabled, wrap your reasoning in "
+                "<mm:think></mm:think> tags before "
+                "your response. When thinking is disabled, begin your response directly after the "
+                "</mm:think> prefix. When "
+                "thinking is adaptive, decide on your own whether to think for the current "
+                "turn.\nCurrent thinking mode: "
+                "adaptive. You are encouraged to think for complex decision-making, multi-step "
+                "reasoning, or when analyzing "
+                "function/tool results.\n</thinking_instructions>[e~[\n]~b]developer\nYou are a "
+                "helpful assistant.[e~[\n"
                 "]~b]user\nhi[e~[\n]~b]ai\n");
     cr_assert_eq(r.prompt.thinking, ENG_THINK_ADAPTIVE);
     cr_assert_not(r.prompt.starts_in_reasoning);
     eng_codec *enabled = make_codec(r.tok, "I am a test.", ENG_THINK_ENABLED);
     eng_chat chat = {.items = items, .item_count = 1};
-    cr_assert_eq(eng_codec_render(enabled, &r.prompt, &chat, 0, 10000, NULL, r.arena, NULL), BASE_OK);
+    cr_assert_eq(eng_codec_render(enabled, &r.prompt, &chat, 0, 10000, NULL, r.arena, NULL),
+                 BASE_OK);
     cr_assert_eq(r.prompt.thinking, ENG_THINK_ENABLED);
     cr_assert(r.prompt.starts_in_reasoning);
     cr_assert_str_eq(eng_codec_digest(enabled), eng_codec_digest(r.codec));
@@ -206,10 +223,14 @@ Test(eng_codec, needs_its_special_tokens)
 Test(eng_codec, renders_odd_orders_in_place)
 {
     rig r = make_rig(SMALL_TOKENIZER, "I");
-    eng_item items[] = {result("orphan"), {.role = ENG_ROLE_ROOT, .text = TEXT("late root")},
-                        {.role = ENG_ROLE_SYSTEM, .text = TEXT("late system")}, assistant(NULL, NULL), {.role = ENG_ROLE_USER}};
+    eng_item items[] = {result("orphan"),
+                        {.role = ENG_ROLE_ROOT, .text = TEXT("late root")},
+                        {.role = ENG_ROLE_SYSTEM, .text = TEXT("late system")},
+                        assistant(NULL, NULL),
+                        {.role = ENG_ROLE_USER}};
     render(&r, (eng_chat){.items = items, .item_count = 5, .thinking = ENG_THINK_DISABLED});
-    expect_tail(&r, "]~b]tool\n<response>orphan</response>[e~[\n]~b]developer\nlate root[e~[\n]~b]developer\nlate system[e~[\n"
+    expect_tail(&r, "]~b]tool\n<response>orphan</response>[e~[\n]~b]developer\nlate "
+                    "root[e~[\n]~b]developer\nlate system[e~[\n"
                     "]~b]ai\n</mm:think>[e~[\n]~b]user\n[e~[\n]~b]ai\n</mm:think>");
     end_rig(&r);
 }
@@ -228,8 +249,8 @@ Test(eng_codec, item_ends_inside_a_shared_turn_count_whole_tokens)
             const char *bytes = eng_tok_bytes(r.tok, r.prompt.tokens[k], &length);
             base_buf_add(&text, bytes, length);
         }
-        static const char *const ends[] = {"]~b]user\nq[e~[\n", "one</response>", "two</response>", "three</response>[e~[\n",
-                                           "]~b]user\nz[e~[\n"};
+        static const char *const ends[] = {"]~b]user\nq[e~[\n", "one</response>", "two</response>",
+                                           "three</response>[e~[\n", "]~b]user\nz[e~[\n"};
         expect_text(text.data + text.length - strlen(ends[i]), ends[i]);
         base_buf_deinit(&text);
     }
@@ -242,12 +263,16 @@ Test(eng_codec, writes_tools_as_python_does_and_keeps_numbers)
 {
     rig r = make_rig(SMALL_TOKENIZER, "I");
     eng_item items[] = {user("q")};
-    eng_text tools[] = {TEXT("{\"b\":1.0,\"a\":[1,{\"x\":[]},{}],  \"n\" : 12345678901234567890123,\"s\":\"\\u00e9\\n\\u0001\\\"\\/"
+    eng_text tools[] = {TEXT("{\"b\":1.0,\"a\":[1,{\"x\":[]},{}],  \"n\" : "
+                             "12345678901234567890123,\"s\":\"\\u00e9\\n\\u0001\\\"\\/"
                              "\\ud83d\\ude00\\b\\f\",\"t\":true,\"z\":null,\"e\":1E+2}")};
     render(&r, (eng_chat){.items = items, .item_count = 1, .tools = tools, .tool_count = 1});
-    cr_assert_not_null(strstr(r.text.data, "<tool>{\"b\": 1.0, \"a\": [1, {\"x\": []}, {}], \"n\": 12345678901234567890123, "
-                                           "\"s\": \"é\\n\\u0001\\\"/😀\\b\\f\", \"t\": true, \"z\": null, \"e\": 1E+2}</tool>\n"),
-                       "%s", r.text.data);
+    cr_assert_not_null(
+        strstr(
+            r.text.data,
+            "<tool>{\"b\": 1.0, \"a\": [1, {\"x\": []}, {}], \"n\": 12345678901234567890123, "
+            "\"s\": \"é\\n\\u0001\\\"/😀\\b\\f\", \"t\": true, \"z\": null, \"e\": 1E+2}</tool>\n"),
+        "%s", r.text.data);
     end_rig(&r);
 }
 
@@ -257,7 +282,8 @@ Test(eng_codec, refuses_tools_that_are_no_objects)
     static const char *const bad[] = {"", "[]", "7", "{\"a\":", "{} {}", "\"x\"", "{\"a\":01}"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         eng_text tools[] = {TEXT("{}"), text_of(bad[i])};
-        cr_assert_eq(render_within(&r, (eng_chat){.tools = tools, .tool_count = 2}, 0, 10000), BASE_INVALID, "%s", bad[i]);
+        cr_assert_eq(render_within(&r, (eng_chat){.tools = tools, .tool_count = 2}, 0, 10000),
+                     BASE_INVALID, "%s", bad[i]);
         cr_assert_str_eq(r.err.param, "tools[1].function");
     }
     end_rig(&r);
@@ -276,13 +302,20 @@ static const char *rendered_call(rig *r, const char *arguments)
 Test(eng_codec, writes_arguments_as_tags)
 {
     rig r = make_rig(SMALL_TOKENIZER, "I");
-    expect_text(rendered_call(&r, "{\"a\":1.50,\"b\":[true,null,\"x\"],\"c\":{\"d\":{},\"e\":null,\"f\":[]},\"g\":null}"),
-                NS "<a>1.50" NS "</a>" NS "<b>" NS "<item>true" NS "</item>" NS "<item>null" NS "</item>" NS "<item>x" NS
-                   "</item>" NS "</b>" NS "<c>" NS "<d>" NS "</d>" NS "<f>" NS "</f>" NS "</c>" NS "</invoke>");
-    expect_text(rendered_call(&r, "{\"k\\u00e9\\\"y\":\"\\ud83d\\ude00 \\ud800 <b>&amp;\\u0000\"}") + strlen(NS "<ké\"y>😀 "),
-                "\xEF\xBF\xBD <b>&amp;");
+    expect_text(
+        rendered_call(
+            &r,
+            "{\"a\":1.50,\"b\":[true,null,\"x\"],\"c\":{\"d\":{},\"e\":null,\"f\":[]},\"g\":null}"),
+        NS "<a>1.50" NS "</a>" NS "<b>" NS "<item>true" NS "</item>" NS "<item>null" NS "</item>" NS
+           "<item>x" NS "</item>" NS "</b>" NS "<c>" NS "<d>" NS "</d>" NS "<f>" NS "</f>" NS
+           "</c>" NS "</invoke>");
+    expect_text(
+        rendered_call(&r, "{\"k\\u00e9\\\"y\":\"\\ud83d\\ude00 \\ud800 <b>&amp;\\u0000\"}") +
+            strlen(NS "<ké\"y>😀 "),
+        "\xEF\xBF\xBD <b>&amp;");
     expect_text(rendered_call(&r, "{\"big\":123456789012345678901234567890,\"s\":-0.0}"),
-                NS "<big>123456789012345678901234567890" NS "</big>" NS "<s>-0.0" NS "</s>" NS "</invoke>");
+                NS "<big>123456789012345678901234567890" NS "</big>" NS "<s>-0.0" NS "</s>" NS
+                   "</invoke>");
     end_rig(&r);
 }
 
@@ -295,20 +328,26 @@ Test(eng_codec, takes_no_arguments_in_all_their_forms)
     end_rig(&r);
 }
 
-/* Arguments that cannot be rendered as parameters are refused by name; a turn known by its tokens is not looked at. */
+/* Arguments that cannot be rendered as parameters are refused by name; a turn known by its tokens
+ * is not looked at. */
 Test(eng_codec, refuses_arguments_that_are_no_object)
 {
     rig r = make_rig(SMALL_TOKENIZER, "I");
-    static const char *const bad[] = {"{\"a\":", "[1]", "7", "\"x\"", "{} x", "nul", "{\"a\":1,}", "{\"a\":\"\xFF\"}", "true"};
+    static const char *const bad[] = {
+        "{\"a\":", "[1]", "7", "\"x\"", "{} x", "nul", "{\"a\":1,}", "{\"a\":\"\xFF\"}", "true"};
     int32_t tokens[] = {328, 'x', 322};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        eng_call calls[] = {{.name = TEXT("f"), .arguments = TEXT("{}")}, {.name = TEXT("f"), .arguments = text_of(bad[i])}};
-        eng_item items[] = {user("q"), {.role = ENG_ROLE_ASSISTANT, .calls = calls, .call_count = 2}};
-        cr_assert_eq(render_within(&r, (eng_chat){.items = items, .item_count = 2}, 0, 10000), BASE_INVALID, "%s", bad[i]);
+        eng_call calls[] = {{.name = TEXT("f"), .arguments = TEXT("{}")},
+                            {.name = TEXT("f"), .arguments = text_of(bad[i])}};
+        eng_item items[] = {user("q"),
+                            {.role = ENG_ROLE_ASSISTANT, .calls = calls, .call_count = 2}};
+        cr_assert_eq(render_within(&r, (eng_chat){.items = items, .item_count = 2}, 0, 10000),
+                     BASE_INVALID, "%s", bad[i]);
         cr_assert_str_eq(r.err.param, "messages[1].tool_calls[1].function.arguments");
         items[1].tokens = tokens;
         items[1].token_count = 3;
-        cr_assert_eq(render_within(&r, (eng_chat){.items = items, .item_count = 2}, 0, 10000), BASE_OK);
+        cr_assert_eq(render_within(&r, (eng_chat){.items = items, .item_count = 2}, 0, 10000),
+                     BASE_OK);
     }
     end_rig(&r);
 }
@@ -347,10 +386,12 @@ Test(eng_codec, too_long_names_both_numbers)
     uint32_t count = r.prompt.token_count;
     char want[160];
     cr_assert_eq(render_within(&r, chat, 0, 100000), BASE_TOO_LONG);
-    snprintf(want, sizeof want, "maximum context length is 100000 tokens. However, you requested %u tokens", count);
+    snprintf(want, sizeof want,
+             "maximum context length is 100000 tokens. However, you requested %u tokens", count);
     cr_assert_not_null(strstr(r.err.text, want), "%s", r.err.text);
     cr_assert_eq(render_within(&r, chat, 1000, 100000), BASE_TOO_LONG);
-    snprintf(want, sizeof want, "maximum context length is 1000 tokens. However, you requested %u tokens", count);
+    snprintf(want, sizeof want,
+             "maximum context length is 1000 tokens. However, you requested %u tokens", count);
     cr_assert_not_null(strstr(r.err.text, want), "%s", r.err.text);
     cr_assert_eq(render_within(&r, chat, 0, 10000), BASE_TOO_LONG);
     cr_assert_not_null(strstr(r.err.text, "requested more than 160000 tokens"), "%s", r.err.text);
@@ -359,7 +400,8 @@ Test(eng_codec, too_long_names_both_numbers)
     /* Counted over many items too. */
     eng_item many[300];
     for (int i = 0; i < 300; i++)
-        many[i] = user("qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqq");
+        many[i] =
+            user("qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqq");
     eng_chat turns = {.items = many, .item_count = 300};
     render(&r, turns);
     count = r.prompt.token_count;
@@ -379,7 +421,8 @@ Test(eng_codec, memory_that_runs_out_is_an_error)
     eng_item items[] = {user("hello hello hello hello")};
     eng_chat chat = {.items = items, .item_count = 1};
     base_err err = BASE_ERR_INIT;
-    cr_assert_eq(eng_codec_render(r.codec, &r.prompt, &chat, 0, 10000, NULL, tiny, &err), BASE_NOMEM);
+    cr_assert_eq(eng_codec_render(r.codec, &r.prompt, &chat, 0, 10000, NULL, tiny, &err),
+                 BASE_NOMEM);
     base_arena_destroy(tiny);
     end_rig(&r);
 }
@@ -392,10 +435,18 @@ static const char *spliced(rig *r, const char *run, bool specials, bool open)
     eng_ids_init(&ids, 0);
     eng_tok_encode(r->tok, &ids, run, strlen(run), specials, NULL);
     static const int32_t none; /* a run of no tokens is a run */
-    eng_item items[] = {user("q"), {.role = ENG_ROLE_ASSISTANT, .tokens = ids.count == 0 ? &none : ids.data, .token_count = (uint32_t)ids.count}, user("z")};
-    render(r, (eng_chat){.items = items, .item_count = open ? 2 : 3, .no_generation_prompt = !open, .continue_last = open});
+    eng_item items[] = {user("q"),
+                        {.role = ENG_ROLE_ASSISTANT,
+                         .tokens = ids.count == 0 ? &none : ids.data,
+                         .token_count = (uint32_t)ids.count},
+                        user("z")};
+    render(r, (eng_chat){.items = items,
+                         .item_count = open ? 2 : 3,
+                         .no_generation_prompt = !open,
+                         .continue_last = open});
     for (size_t i = 0; i < ids.count && !open; i++)
-        cr_assert_eq(r->prompt.tokens[r->prompt.item_end[0] + 2 + i + 2], ids.data[i], "the run is not spliced as it is");
+        cr_assert_eq(r->prompt.tokens[r->prompt.item_end[0] + 2 + i + 2], ids.data[i],
+                     "the run is not spliced as it is");
     eng_ids_deinit(&ids);
     if (!open)
         r->text.data[r->text.length - strlen("]~b]user\nz[e~[\n")] = '\0';
@@ -405,7 +456,8 @@ static const char *spliced(rig *r, const char *run, bool specials, bool open)
 Test(eng_codec, splices_a_whole_run_as_it_is)
 {
     rig r = make_rig(SMALL_TOKENIZER, "I");
-    expect_text(spliced(&r, "<mm:think>why</mm:think>because[e~[", true, false), "<mm:think>why</mm:think>because[e~[\n");
+    expect_text(spliced(&r, "<mm:think>why</mm:think>because[e~[", true, false),
+                "<mm:think>why</mm:think>because[e~[\n");
     /* Tokens that another cut of the text would not give stay as they are. */
     int32_t odd[] = {328, 'h', 'e', 'l', 'l', 'o', 322};
     eng_item items[] = {{.role = ENG_ROLE_ASSISTANT, .tokens = odd, .token_count = 7}};
@@ -414,7 +466,8 @@ Test(eng_codec, splices_a_whole_run_as_it_is)
     int32_t unknown[] = {300};
     items[0].tokens = unknown;
     items[0].token_count = 1;
-    cr_assert_eq(render_within(&r, (eng_chat){.items = items, .item_count = 1}, 0, 1000), BASE_INVALID);
+    cr_assert_eq(render_within(&r, (eng_chat){.items = items, .item_count = 1}, 0, 1000),
+                 BASE_INVALID);
     end_rig(&r);
 }
 
@@ -431,20 +484,29 @@ Test(eng_codec, closes_a_run_that_was_cut)
         {"</mm:think>" NS "<tool_call>", "\n" NS "</tool_call>"},
         {"<mm:think>x" NS "<tool_call>\n", NS "</tool_call>"},
         {"</mm:think>" NS "<tool_call>\n" NS, "</tool_call>"},
-        {"</mm:think>" NS "<tool_call>\n" NS "<inv", "oke name=\"\">" NS "</invoke>\n" NS "</tool_call>"},
-        {"</mm:think>" NS "<tool_call>\n" NS "<invoke name=\"get", "\">" NS "</invoke>\n" NS "</tool_call>"},
-        {"</mm:think>" NS "<tool_call>\n" NS "<invoke name=\"get\"", ">" NS "</invoke>\n" NS "</tool_call>"},
-        {"</mm:think>" NS "<tool_call>\n" NS "<invoke name=\"get\">", NS "</invoke>\n" NS "</tool_call>"},
-        {"</mm:think>" NS "<tool_call>\n" NS "<invoke name=\"get\">" NS "<ci", ">" NS "</ci>" NS "</invoke>\n" NS "</tool_call>"},
+        {"</mm:think>" NS "<tool_call>\n" NS "<inv",
+         "oke name=\"\">" NS "</invoke>\n" NS "</tool_call>"},
+        {"</mm:think>" NS "<tool_call>\n" NS "<invoke name=\"get",
+         "\">" NS "</invoke>\n" NS "</tool_call>"},
+        {"</mm:think>" NS "<tool_call>\n" NS "<invoke name=\"get\"",
+         ">" NS "</invoke>\n" NS "</tool_call>"},
+        {"</mm:think>" NS "<tool_call>\n" NS "<invoke name=\"get\">",
+         NS "</invoke>\n" NS "</tool_call>"},
+        {"</mm:think>" NS "<tool_call>\n" NS "<invoke name=\"get\">" NS "<ci",
+         ">" NS "</ci>" NS "</invoke>\n" NS "</tool_call>"},
         {"</mm:think>" NS "<tool_call>\n" NS "<invoke name=\"get\">" NS "<city>Os",
          NS "</city>" NS "</invoke>\n" NS "</tool_call>"},
-        {"</mm:think>" NS "<tool_call>\n" NS "<invoke name=\"get\">" NS "<a>" NS "<b>1" NS "</b>" NS "<c>2",
+        {"</mm:think>" NS "<tool_call>\n" NS "<invoke name=\"get\">" NS "<a>" NS "<b>1" NS "</b>" NS
+         "<c>2",
          NS "</c>" NS "</a>" NS "</invoke>\n" NS "</tool_call>"},
         {"</mm:think>" NS "<tool_call>\n" NS "<invoke name=\"get\">" NS "<city>Oslo" NS "</ci",
          "ty>" NS "</invoke>\n" NS "</tool_call>"},
-        {"</mm:think>" NS "<tool_call>\n" NS "<invoke name=\"get\">" NS "<city>Oslo" NS "</city>" NS "</invoke>",
+        {"</mm:think>" NS "<tool_call>\n" NS "<invoke name=\"get\">" NS "<city>Oslo" NS "</city>" NS
+         "</invoke>",
          "\n" NS "</tool_call>"},
-        {"</mm:think>" NS "<tool_call>\n" NS "<invoke name=\"get\">" NS "</invoke>\n" NS "</tool_call>", ""},
+        {"</mm:think>" NS "<tool_call>\n" NS "<invoke name=\"get\">" NS "</invoke>\n" NS
+         "</tool_call>",
+         ""},
         {"</mm:think>" NS "<tool_call>\n" NS "</tool_call> and then", ""},
     };
     for (size_t i = 0; i < sizeof cut / sizeof *cut; i++) {
@@ -455,12 +517,15 @@ Test(eng_codec, closes_a_run_that_was_cut)
     end_rig(&r);
 }
 
-/* Wherever a run is cut, what it is closed with decodes to nothing but an end: no call, text or thought is made up. */
+/* Wherever a run is cut, what it is closed with decodes to nothing but an end: no call, text or
+ * thought is made up. */
 Test(eng_codec, a_run_closed_anywhere_is_well_formed)
 {
     rig r = make_rig(SMALL_TOKENIZER, "I");
-    static const char run[] = "<mm:think>hello" NS "<tool_call>\n" NS "<invoke name=\"f\">" NS "<a>" NS "<b>x" NS "</b>" NS "</a>" NS
-                              "</invoke>\n" NS "<invoke name=\"g\">" NS "<c>y" NS "</c>" NS "</invoke>\n" NS "</tool_call>[e~[";
+    static const char run[] =
+        "<mm:think>hello" NS "<tool_call>\n" NS "<invoke name=\"f\">" NS "<a>" NS "<b>x" NS
+        "</b>" NS "</a>" NS "</invoke>\n" NS "<invoke name=\"g\">" NS "<c>y" NS "</c>" NS
+        "</invoke>\n" NS "</tool_call>[e~[";
     eng_ids ids;
     eng_ids_init(&ids, 0);
     eng_tok_encode(r.tok, &ids, run, sizeof run - 1, true, NULL);
@@ -476,7 +541,8 @@ Test(eng_codec, a_run_closed_anywhere_is_well_formed)
             closed++;
         cr_assert_eq(opened, closed, "%u tokens: %s", count, text);
         rig_result got = {.check_prefixes = true};
-        eng_decoder *decoder = make_decoder(r.codec, &got, (eng_decoder_options){.parse = ENG_PARSE_CHAT});
+        eng_decoder *decoder =
+            make_decoder(r.codec, &got, (eng_decoder_options){.parse = ENG_PARSE_CHAT});
         for (uint32_t i = r.prompt.item_end[0] - 1; i < r.prompt.item_end[0]; i++)
             cr_assert_eq(r.prompt.tokens[i], '\n');
         eng_decoder_push(decoder, -1, text, strlen(text) - strlen("[e~[\n"));
@@ -496,7 +562,8 @@ Test(eng_codec, continues_the_last_item)
 {
     rig r = make_rig(SMALL_TOKENIZER, "I");
     eng_item items[] = {user("q"), assistant("why", "Because")};
-    eng_chat chat = {.items = items, .item_count = 2, .continue_last = true, .thinking = ENG_THINK_ENABLED};
+    eng_chat chat = {
+        .items = items, .item_count = 2, .continue_last = true, .thinking = ENG_THINK_ENABLED};
     render(&r, chat);
     expect_tail(&r, "]~b]ai\n<mm:think>why</mm:think>Because");
     cr_assert_not(r.prompt.starts_in_reasoning);
@@ -513,7 +580,8 @@ Test(eng_codec, continues_the_last_item)
     cr_assert_str_eq(r.err.param, "continue_final_message");
     expect_text(spliced(&r, "<mm:think>why", true, true), "<mm:think>why");
     cr_assert(r.prompt.starts_in_reasoning);
-    expect_text(spliced(&r, "<mm:think>why</mm:think>be[e~[", true, true), "<mm:think>why</mm:think>be");
+    expect_text(spliced(&r, "<mm:think>why</mm:think>be[e~[", true, true),
+                "<mm:think>why</mm:think>be");
     cr_assert_not(r.prompt.starts_in_reasoning);
     end_rig(&r);
 }
@@ -542,11 +610,16 @@ Test(eng_codec, forces_the_tokens_that_rendering_gives)
     cr_assert_eq(eng_codec_force_close(r.codec, &tokens, &count, r.arena, NULL), BASE_OK);
     expect_text(text_of_ids(&r, tokens, count), "\n" NS "</tool_call>[e~[");
     cr_assert_eq(tokens[count - 1], eng_codec_end_token(r.codec));
-    cr_assert_eq(eng_codec_force(r.codec, &tokens, &count, TEXT("get_weather"), r.arena, NULL), BASE_OK);
-    expect_text(text_of_ids(&r, tokens, count), NS "<tool_call>\n" NS "<invoke name=\"get_weather\">");
+    cr_assert_eq(eng_codec_force(r.codec, &tokens, &count, TEXT("get_weather"), r.arena, NULL),
+                 BASE_OK);
+    expect_text(text_of_ids(&r, tokens, count),
+                NS "<tool_call>\n" NS "<invoke name=\"get_weather\">");
     eng_call call = {.name = TEXT("get_weather"), .arguments = TEXT("{\"city\":\"Oslo\"}")};
     eng_item items[] = {{.role = ENG_ROLE_ASSISTANT, .calls = &call, .call_count = 1}};
-    render(&r, (eng_chat){.items = items, .item_count = 1, .no_generation_prompt = true, .thinking = ENG_THINK_DISABLED});
+    render(&r, (eng_chat){.items = items,
+                          .item_count = 1,
+                          .no_generation_prompt = true,
+                          .thinking = ENG_THINK_DISABLED});
     uint32_t at = 0;
     while (r.prompt.tokens[at] != tokens[1] && at + count < r.prompt.token_count)
         at++;

@@ -1,4 +1,5 @@
-/* The streaming decoder: states, types, tolerance, stop strings, counts; and the property that no cut changes the result. */
+/* The streaming decoder: states, types, tolerance, stop strings, counts; and the property that no
+ * cut changes the result. */
 #include "engine/base/rand.h"
 #include "tests/engine/text_rig.h"
 
@@ -10,17 +11,25 @@
 /* One tool of every type that the conversions know. */
 static const eng_text tools[] = {
     {.data = "{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{"
-             "\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"},\"n\":{\"type\":\"number\"},\"b\":{\"type\":\"boolean\"},"
-             "\"z\":{\"type\":\"null\"},\"o\":{\"type\":\"object\",\"properties\":{\"x\":{\"type\":\"integer\"},\"y\":{\"type\":"
+             "\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"},\"n\":{\"type\":\"number\"},"
+             "\"b\":{\"type\":\"boolean\"},"
+             "\"z\":{\"type\":\"null\"},\"o\":{\"type\":\"object\",\"properties\":{\"x\":{\"type\":"
+             "\"integer\"},\"y\":{\"type\":"
              "\"string\"},\"l\":{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}}},"
-             "\"a\":{\"type\":\"array\",\"items\":{\"type\":\"string\"}},\"ai\":{\"type\":\"array\",\"items\":{\"type\":\"integer\"}},"
-             "\"sn\":{\"type\":[\"string\",\"null\"]},\"in\":{\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"null\"}]},"
-             "\"e\":{\"enum\":[\"a\",\"b\"]},\"en\":{\"enum\":[1,\"1\",null,\"none\"]},\"es\":{\"type\":[\"integer\",\"string\"],"
-             "\"enum\":[\"1\",\"2\"]},\"c\":{\"const\":5},\"r\":{\"$ref\":\"#/$defs/R\"},\"any\":{},\"t\":true,"
+             "\"a\":{\"type\":\"array\",\"items\":{\"type\":\"string\"}},\"ai\":{\"type\":"
+             "\"array\",\"items\":{\"type\":\"integer\"}},"
+             "\"sn\":{\"type\":[\"string\",\"null\"]},\"in\":{\"anyOf\":[{\"type\":\"integer\"},{"
+             "\"type\":\"null\"}]},"
+             "\"e\":{\"enum\":[\"a\",\"b\"]},\"en\":{\"enum\":[1,\"1\",null,\"none\"]},\"es\":{"
+             "\"type\":[\"integer\",\"string\"],"
+             "\"enum\":[\"1\",\"2\"]},\"c\":{\"const\":5},\"r\":{\"$ref\":\"#/$defs/"
+             "R\"},\"any\":{},\"t\":true,"
              "\"m\":{\"type\":\"object\",\"additionalProperties\":{\"type\":\"integer\"}},"
-             "\"os\":{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"object\",\"properties\":{\"x\":{\"type\":\"integer\"}}}]},"
+             "\"os\":{\"oneOf\":[{\"type\":\"string\"},{\"type\":\"object\",\"properties\":{\"x\":{"
+             "\"type\":\"integer\"}}}]},"
              "\"nb\":{\"type\":\"boolean\",\"nullable\":true},\"item\":{\"type\":\"integer\"}},"
-             "\"$defs\":{\"R\":{\"type\":\"object\",\"properties\":{\"v\":{\"type\":\"integer\"},\"r\":{\"$ref\":\"#/$defs/R\"}}}}}}"},
+             "\"$defs\":{\"R\":{\"type\":\"object\",\"properties\":{\"v\":{\"type\":\"integer\"},"
+             "\"r\":{\"$ref\":\"#/$defs/R\"}}}}}}"},
     {.data = "{\"description\":\"no parameters\",\"name\":\"g\\u0031\"}"},
 };
 
@@ -39,8 +48,10 @@ static rig *make_rig(void)
     r->codec = make_codec(r->tok, "I", ENG_THINK_ADAPTIVE);
     for (int i = 0; i < 2; i++)
         r->tools[i] = text_of(tools[i].data);
-    r->options = (eng_decoder_options){
-        .parse = ENG_PARSE_CHAT, .thinking = ENG_THINK_ADAPTIVE, .tools = r->tools, .tool_count = 2};
+    r->options = (eng_decoder_options){.parse = ENG_PARSE_CHAT,
+                                       .thinking = ENG_THINK_ADAPTIVE,
+                                       .tools = r->tools,
+                                       .tool_count = 2};
     r->got.check_prefixes = true;
     return r;
 }
@@ -72,7 +83,8 @@ static void expect(const rig_result *got, const char *reasoning, const char *tex
     cr_assert_str_eq(buf_text(&got->text), text);
 }
 
-static void expect_call(const rig_result *got, uint32_t index, const char *name, const char *arguments)
+static void expect_call(const rig_result *got, uint32_t index, const char *name,
+                        const char *arguments)
 {
     cr_assert_lt(index, got->call_count, "there are %u calls", got->call_count);
     cr_assert_str_eq(buf_text(&got->calls[index].name), name);
@@ -90,7 +102,8 @@ Test(eng_decoder, reasoning_starts_where_the_prompt_left_it)
     expect(run(r, "</mm:think>text"), "", "text");
     expect(run(r, " <mm:think>why</mm:think>text"), "", " <mm:think>why</mm:think>text");
     expect(run(r, "text</mm:think>more<mm:think>"), "", "text</mm:think>more<mm:think>");
-    expect(run(r, "<mm:think>a<mm:think>b</mm:think>c</mm:think>d"), "a<mm:think>b", "c</mm:think>d");
+    expect(run(r, "<mm:think>a<mm:think>b</mm:think>c</mm:think>d"), "a<mm:think>b",
+           "c</mm:think>d");
     expect(run(r, "<mm:think>never closed"), "never closed", "");
     expect(run(r, "<mm:thin"), "", "<mm:thin");
     expect(run(r, "<mm:think>x</mm:thin"), "x</mm:thin", "");
@@ -126,7 +139,8 @@ Test(eng_decoder, a_block_ends_a_thought_and_a_quote_of_one_does_not)
     got = run(r, "<mm:think>I could write " NS "<tool_call> now</mm:think>but no");
     expect(got, "I could write  now", "but no");
     got = run(r, "<mm:think>stray " NS "x" NS NS "</invoke>y</mm:think>z");
-    expect(got, "stray x</invoke>y", "z"); /* outside of a block the tag is text, the separator never */
+    expect(got, "stray x</invoke>y",
+           "z"); /* outside of a block the tag is text, the separator never */
     end_rig(r);
 }
 
@@ -143,7 +157,8 @@ Test(eng_decoder, separators_in_prose_are_dropped_and_nothing_else)
     expect(run(r, NS "<tool_cal> and " NS "</tool_call>."), "", "<tool_cal> and .");
     expect(run(r, NS "<invoke name=\"f\">"), "", "<invoke name=\"f\">"); /* no block is open */
     cr_assert_eq(r->got.call_count, 0);
-    expect(run(r, "<tool_call><invoke name=\"f\"></invoke></tool_call>"), "", "<tool_call><invoke name=\"f\"></invoke></tool_call>");
+    expect(run(r, "<tool_call><invoke name=\"f\"></invoke></tool_call>"), "",
+           "<tool_call><invoke name=\"f\"></invoke></tool_call>");
     cr_assert_eq(r->got.call_count, 0);
     end_rig(r);
 }
@@ -173,8 +188,10 @@ Test(eng_decoder, prose_after_an_opening_goes_on_at_once)
 static void expect_value(rig *r, const char *name, const char *value, const char *want)
 {
     char text[8192], arguments[8192];
-    snprintf(text, sizeof text, BLOCK_OPEN NS "<invoke name=\"f\">" NS "<%s>%s" NS "</%s>" NS "</invoke>\n" BLOCK_CLOSE, name,
-             value, name);
+    snprintf(text, sizeof text,
+             BLOCK_OPEN NS "<invoke name=\"f\">" NS "<%s>%s" NS "</%s>" NS
+                           "</invoke>\n" BLOCK_CLOSE,
+             name, value, name);
     snprintf(arguments, sizeof arguments, "{\"%s\":%s}", name, want);
     expect_call(run(r, text), 0, "f", arguments);
 }
@@ -248,20 +265,25 @@ Test(eng_decoder, leaves_take_the_declared_type)
 Test(eng_decoder, tags_nest_to_objects_and_lists)
 {
     rig *r = make_rig();
-    expect_value(r, "o", PARAM("x", "5") PARAM("y", "6") PARAM("l", PARAM("item", "1") PARAM("item", "2")),
+    expect_value(r, "o",
+                 PARAM("x", "5") PARAM("y", "6") PARAM("l", PARAM("item", "1") PARAM("item", "2")),
                  "{\"x\":5,\"y\":\"6\",\"l\":[1,2]}");
     expect_value(r, "a", PARAM("item", "x") PARAM("item", "1"), "[\"x\",\"1\"]");
     expect_value(r, "ai", PARAM("item", "1") "\n" PARAM("item", "2"), "[1,2]");
-    expect_value(r, "o", PARAM("l", "1") PARAM("l", "2"), "{\"l\":[1,2]}"); /* a repeated tag is a list */
-    expect_value(r, "o", PARAM("k", "1") PARAM("x", "2") PARAM("k", "3"), "{\"k\":[\"1\",\"3\"],\"x\":2}");
+    expect_value(r, "o", PARAM("l", "1") PARAM("l", "2"),
+                 "{\"l\":[1,2]}"); /* a repeated tag is a list */
+    expect_value(r, "o", PARAM("k", "1") PARAM("x", "2") PARAM("k", "3"),
+                 "{\"k\":[\"1\",\"3\"],\"x\":2}");
     expect_value(r, "m", PARAM("p", "1") PARAM("q", "2"), "{\"p\":1,\"q\":2}");
     expect_value(r, "r", PARAM("v", "1") PARAM("r", PARAM("v", "2") PARAM("r", PARAM("v", "3"))),
                  "{\"v\":1,\"r\":{\"v\":2,\"r\":{\"v\":3}}}");
     expect_value(r, "os", PARAM("x", "1"), "{\"x\":1}");
     expect_value(r, "undeclared", PARAM("k", PARAM("item", "1")), "{\"k\":[\"1\"]}");
-    expect_value(r, "undeclared", PARAM("item", PARAM("k", "1")) PARAM("item", "2"), "[{\"k\":\"1\"},\"2\"]");
+    expect_value(r, "undeclared", PARAM("item", PARAM("k", "1")) PARAM("item", "2"),
+                 "[{\"k\":\"1\"},\"2\"]");
     expect_value(r, "o", "words " PARAM("x", "1"), "{\"$text\":\"words \",\"x\":1}");
-    expect_value(r, "o", PARAM("o", PARAM("o", "1")), "{\"o\":{\"o\":\"1\"}}"); /* the parameter's own name inside */
+    expect_value(r, "o", PARAM("o", PARAM("o", "1")),
+                 "{\"o\":{\"o\":\"1\"}}"); /* the parameter's own name inside */
     expect_value(r, "item", "4", "4");
     expect_value(r, "a", PARAM("item", "q\"\n") PARAM("item", ""), "[\"q\\\"\\n\",\"\"]");
     end_rig(r);
@@ -270,13 +292,16 @@ Test(eng_decoder, tags_nest_to_objects_and_lists)
 Test(eng_decoder, a_repeated_list_parameter_is_one_list)
 {
     rig *r = make_rig();
-    expect_call(run(r, BLOCK_OPEN CALL("f", PARAM("ai", "1") PARAM("ai", "2") PARAM("s", "x")) BLOCK_CLOSE), 0, "f",
-                "{\"ai\":[1,2],\"s\":\"x\"}");
-    expect_call(run(r, BLOCK_OPEN CALL("f", PARAM("s", "x") PARAM("a", "1") PARAM("a", "2")) BLOCK_CLOSE), 0, "f",
-                "{\"s\":\"x\",\"a\":[\"1\",\"2\"]}");
+    expect_call(
+        run(r, BLOCK_OPEN CALL("f", PARAM("ai", "1") PARAM("ai", "2") PARAM("s", "x")) BLOCK_CLOSE),
+        0, "f", "{\"ai\":[1,2],\"s\":\"x\"}");
+    expect_call(
+        run(r, BLOCK_OPEN CALL("f", PARAM("s", "x") PARAM("a", "1") PARAM("a", "2")) BLOCK_CLOSE),
+        0, "f", "{\"s\":\"x\",\"a\":[\"1\",\"2\"]}");
     /* What is already out cannot be changed: the first value stays. */
-    expect_call(run(r, BLOCK_OPEN CALL("f", PARAM("s", "x") PARAM("i", "1") PARAM("s", "y") PARAM("i", "2")) BLOCK_CLOSE), 0, "f",
-                "{\"s\":\"x\",\"i\":1}");
+    expect_call(run(r, BLOCK_OPEN CALL("f", PARAM("s", "x") PARAM("i", "1") PARAM("s", "y")
+                                                PARAM("i", "2")) BLOCK_CLOSE),
+                0, "f", "{\"s\":\"x\",\"i\":1}");
     end_rig(r);
 }
 
@@ -327,7 +352,8 @@ Test(eng_decoder, many_members_cost_linear_time)
 Test(eng_decoder, strings_hold_markup_and_end_at_their_own_tag)
 {
     rig *r = make_rig();
-    expect_value(r, "s", "<a>" NS "<bb>" NS "</c> ]<]min" NS, "\"<a>]<]minimax[>[<bb>]<]minimax[>[</c> ]<]min]<]minimax[>[\"");
+    expect_value(r, "s", "<a>" NS "<bb>" NS "</c> ]<]min" NS,
+                 "\"<a>]<]minimax[>[<bb>]<]minimax[>[</c> ]<]min]<]minimax[>[\"");
     expect_value(r, "s", "</mm:think><mm:think>[e~[", "\"</mm:think><mm:think>[e~[\"");
     expect_value(r, "s", NS, "\"]<]minimax[>[\"");
     expect_value(r, "sn", "a " NS "<bb>c", "\"a ]<]minimax[>[<bb>c\"");
@@ -340,10 +366,13 @@ Test(eng_decoder, parameters_left_open_are_closed)
     const char *both = "{\"s\":\"x\",\"i\":2}";
     expect_call(run(r, BLOCK_OPEN CALL("f", NS "<s>x" PARAM("i", "2")) BLOCK_CLOSE), 0, "f", both);
     expect_call(run(r, BLOCK_OPEN CALL("f", PARAM("s", "x") NS "<i>2") BLOCK_CLOSE), 0, "f", both);
-    expect_call(run(r, BLOCK_OPEN CALL("f", NS "<i>2" PARAM("s", "x")) BLOCK_CLOSE), 0, "f", "{\"i\":2,\"s\":\"x\"}");
-    expect_call(run(r, BLOCK_OPEN CALL("f", NS "<o>" NS "<x>1" NS "<y>2" NS "</y>" NS "</o>" PARAM("i", "2")) BLOCK_CLOSE), 0,
-                "f", "{\"o\":{\"x\":1,\"y\":\"2\"},\"i\":2}");
-    rig_result *got = run(r, BLOCK_OPEN NS "<invoke name=\"f\">" PARAM("i", "1") NS "<invoke name=\"g1\">" BLOCK_CLOSE "done");
+    expect_call(run(r, BLOCK_OPEN CALL("f", NS "<i>2" PARAM("s", "x")) BLOCK_CLOSE), 0, "f",
+                "{\"i\":2,\"s\":\"x\"}");
+    expect_call(run(r, BLOCK_OPEN CALL("f", NS "<o>" NS "<x>1" NS "<y>2" NS "</y>" NS
+                                               "</o>" PARAM("i", "2")) BLOCK_CLOSE),
+                0, "f", "{\"o\":{\"x\":1,\"y\":\"2\"},\"i\":2}");
+    rig_result *got = run(r, BLOCK_OPEN NS "<invoke name=\"f\">" PARAM("i", "1") NS
+                          "<invoke name=\"g1\">" BLOCK_CLOSE "done");
     expect_call(got, 0, "f", "{\"i\":1}");
     expect_call(got, 1, "g1", "{}");
     expect(got, "", "done");
@@ -353,40 +382,48 @@ Test(eng_decoder, parameters_left_open_are_closed)
 Test(eng_decoder, a_closing_tag_names_a_value_without_opening)
 {
     rig *r = make_rig();
-    expect_call(run(r, BLOCK_OPEN CALL("f", NS "note" NS "</s>" PARAM("i", "2")) BLOCK_CLOSE), 0, "f", "{\"s\":\"note\",\"i\":2}");
+    expect_call(run(r, BLOCK_OPEN CALL("f", NS "note" NS "</s>" PARAM("i", "2")) BLOCK_CLOSE), 0,
+                "f", "{\"s\":\"note\",\"i\":2}");
     expect_call(run(r, BLOCK_OPEN CALL("f", "4" NS "</i>") BLOCK_CLOSE), 0, "f", "{\"i\":4}");
-    expect_call(run(r, BLOCK_OPEN CALL("f", "stray" PARAM("i", "2") "more" NS "</k>\n" NS "</k>") BLOCK_CLOSE), 0, "f",
-                "{\"i\":2,\"k\":\"more\"}");
-    expect_call(run(r, BLOCK_OPEN CALL("f", PARAM("o", "7" NS "</x>" PARAM("y", "8"))) BLOCK_CLOSE), 0, "f",
-                "{\"o\":{\"x\":7,\"y\":\"8\"}}");
+    expect_call(run(r, BLOCK_OPEN CALL("f", "stray" PARAM("i", "2") "more" NS "</k>\n" NS "</k>")
+                           BLOCK_CLOSE),
+                0, "f", "{\"i\":2,\"k\":\"more\"}");
+    expect_call(run(r, BLOCK_OPEN CALL("f", PARAM("o", "7" NS "</x>" PARAM("y", "8"))) BLOCK_CLOSE),
+                0, "f", "{\"o\":{\"x\":7,\"y\":\"8\"}}");
     end_rig(r);
 }
 
 Test(eng_decoder, unknown_tools_are_forwarded)
 {
     rig *r = make_rig();
-    expect_call(run(r, BLOCK_OPEN CALL("nope", PARAM("i", "1")) BLOCK_CLOSE), 0, "nope", "{\"i\":\"1\"}");
-    expect_call(run(r, BLOCK_OPEN CALL("g1", PARAM("i", "1")) BLOCK_CLOSE), 0, "g1", "{\"i\":\"1\"}");
+    expect_call(run(r, BLOCK_OPEN CALL("nope", PARAM("i", "1")) BLOCK_CLOSE), 0, "nope",
+                "{\"i\":\"1\"}");
+    expect_call(run(r, BLOCK_OPEN CALL("g1", PARAM("i", "1")) BLOCK_CLOSE), 0, "g1",
+                "{\"i\":\"1\"}");
     end_rig(r);
 }
 
 Test(eng_decoder, an_output_that_is_cut_leaves_its_call_open)
 {
     rig *r = make_rig();
-    static const char text[] = "ok" BLOCK_OPEN CALL("f", PARAM("s", "xy") PARAM("o", PARAM("x", "1"))) BLOCK_CLOSE;
+    static const char text[] =
+        "ok" BLOCK_OPEN CALL("f", PARAM("s", "xy") PARAM("o", PARAM("x", "1"))) BLOCK_CLOSE;
     size_t header = strstr(text, "\">") + 2 - text, end = strstr(text, "</invoke>") + 9 - text;
     for (size_t cut = 0; cut < sizeof text; cut++) {
         rig_clear(&r->got);
         r->got.check_prefixes = true;
         decode_cut(r->codec, &r->got, r->options, text, cut, NULL, 0, false);
         cr_assert_eq(r->got.call_count, cut >= header, "cut at %zu", cut);
-        cr_assert_eq(r->got.call_count == 1 && r->got.calls[0].whole, cut >= end, "cut at %zu", cut);
+        cr_assert_eq(r->got.call_count == 1 && r->got.calls[0].whole, cut >= end, "cut at %zu",
+                     cut);
         if (cut > 40)
             cr_assert_null(strstr(buf_text(&r->got.text), NS));
     }
     /* With the end of turn behind it, what is there is taken. */
-    expect_call(run(r, BLOCK_OPEN NS "<invoke name=\"f\">" NS "<s>half"), 0, "f", "{\"s\":\"half\"}");
-    expect_call(run(r, BLOCK_OPEN NS "<invoke name=\"f\">" NS "<o>" NS "<x>1"), 0, "f", "{\"o\":{\"x\":1}}");
+    expect_call(run(r, BLOCK_OPEN NS "<invoke name=\"f\">" NS "<s>half"), 0, "f",
+                "{\"s\":\"half\"}");
+    expect_call(run(r, BLOCK_OPEN NS "<invoke name=\"f\">" NS "<o>" NS "<x>1"), 0, "f",
+                "{\"o\":{\"x\":1}}");
     end_rig(r);
 }
 
@@ -415,10 +452,12 @@ static void expect_stop(rig *r, const char *text, const char *want, int32_t inde
         uint32_t pushed = 0;
         bool more = true;
         for (size_t at = 0; at < length && more; at += step, pushed++)
-            more = eng_decoder_push(decoder, -1, text + at, at + step < length ? step : length - at);
+            more =
+                eng_decoder_push(decoder, -1, text + at, at + step < length ? step : length - at);
         cr_assert_eq(more, index < 0);
         eng_decoder_finish(decoder);
-        cr_assert_str_eq(buf_text(&r->got.text), want, "step %zu: %s", step, buf_text(&r->got.text));
+        cr_assert_str_eq(buf_text(&r->got.text), want, "step %zu: %s", step,
+                         buf_text(&r->got.text));
         cr_assert_eq(eng_decoder_stop_index(decoder), index);
         if (index < 0)
             cr_assert_eq(eng_decoder_whole_tokens(decoder), pushed);
@@ -470,8 +509,9 @@ Test(eng_decoder, counts_tokens_reasoning_and_calls)
         int32_t id;
         const char *text;
         bool reasoning; /* behind it */
-    } tokens[] = {{327, "<mm:think>", true}, {-1, "hm", true},     {-1, " so", true},  {328, "</mm:think>", false}, {-1, "x", false},
-                  {326, NS, false},          {323, "<tool_call>", false}, {-1, "\n", false}, {326, NS, false}};
+    } tokens[] = {{327, "<mm:think>", true},   {-1, "hm", true},  {-1, " so", true},
+                  {328, "</mm:think>", false}, {-1, "x", false},  {326, NS, false},
+                  {323, "<tool_call>", false}, {-1, "\n", false}, {326, NS, false}};
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
         eng_decoder_push(decoder, tokens[i].id, tokens[i].text, strlen(tokens[i].text));
         cr_assert_eq(eng_decoder_in_reasoning(decoder), tokens[i].reasoning, "token %zu", i);
@@ -497,12 +537,14 @@ Test(eng_decoder, special_tokens_out_of_place_are_dropped_by_id)
     static const struct {
         int32_t id;
         const char *text;
-    } tokens[] = {{-1, "a]<"},         {321, "]~b]"},  {-1, "b"},          {327, "<mm:think>"}, {-1, "c"},
-                  {328, "</mm:think>"}, {-1, "d"},      {323, "<tool_call>"}, {322, "[e~["},       {-1, "e[e~["}};
+    } tokens[] = {{-1, "a]<"},   {321, "]~b]"},        {-1, "b"}, {327, "<mm:think>"},
+                  {-1, "c"},     {328, "</mm:think>"}, {-1, "d"}, {323, "<tool_call>"},
+                  {322, "[e~["}, {-1, "e[e~["}};
     for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++)
         eng_decoder_push(decoder, tokens[i].id, tokens[i].text, strlen(tokens[i].text));
     eng_decoder_finish(decoder);
-    expect(&r->got, "", "a]<bcd<tool_call>e[e~["); /* a call's token without the separator is text, as its spelling is */
+    expect(&r->got, "", "a]<bcd<tool_call>e[e~["); /* a call's token without the separator is text,
+                                                      as its spelling is */
     eng_decoder_destroy(decoder);
     end_rig(r);
 }
@@ -543,9 +585,12 @@ static uint32_t draw(dice *d, uint32_t bound)
 
 static void add_value(base_buf *out, dice *d, int depth)
 {
-    static const char *const texts[] = {"Oslo", "12", "-3.50", "true", "null", "", " x ", "a\"b\\c\n\t", "字 🙂", "]<]mini", "<b>&amp;</b>",
-                                        "</invoke>", "{\"x\": 1}", "[1,2]", "]<", "\xF0\x9F", "]", "none", NS, NS "<zz>"};
-    static const char *const names[] = {"s", "i", "n", "b", "o", "a", "ai", "sn", "e", "r", "v", "x", "y", "l", "item", "año", "-A"};
+    static const char *const texts[] = {
+        "Oslo",        "12",       "-3.50",   "true",         "null",      "",           " x ",
+        "a\"b\\c\n\t", "字 🙂", "]<]mini", "<b>&amp;</b>", "</invoke>", "{\"x\": 1}", "[1,2]",
+        "]<",          "\xF0\x9F", "]",       "none",         NS,          NS "<zz>"};
+    static const char *const names[] = {"s", "i", "n", "b", "o", "a",    "ai",  "sn", "e",
+                                        "r", "v", "x", "y", "l", "item", "año", "-A"};
     if (depth < 4 && draw(d, 3) == 0) {
         for (uint32_t n = draw(d, 4); n > 0; n--) {
             const char *name = draw(d, 3) == 0 ? "item" : names[draw(d, 17)];
@@ -562,7 +607,8 @@ static void add_value(base_buf *out, dice *d, int depth)
 
 static void add_call(base_buf *out, dice *d)
 {
-    static const char *const names[] = {"s", "i", "n", "b", "z", "o", "a", "ai", "sn", "in", "e", "en", "r", "any", "m", "os", "foo"};
+    static const char *const names[] = {"s",  "i", "n",  "b", "z",   "o", "a",  "ai", "sn",
+                                        "in", "e", "en", "r", "any", "m", "os", "foo"};
     if (draw(d, 16) != 0)
         base_buf_printf(out, NS "<invoke name=\"%s\">", draw(d, 6) == 0 ? "g1" : "f");
     for (uint32_t n = draw(d, 5); n > 0; n--) {
@@ -580,8 +626,23 @@ static void add_call(base_buf *out, dice *d)
 /* An output in the format with slips of every kind in it. */
 static void make_output(base_buf *out, dice *d)
 {
-    static const char *const prose[] = {"Hello there. ", "]", "<", "]<]minimax[>", "<mm:think>", "</mm:think>", "END", "EN", "字🙂", "\xE5\xAD",
-                                        "\n", "<tool_call>", NS, NS "<tool_call>", NS "</tool_call>", NS "</invoke>", "]<]<]minimax[>["};
+    static const char *const prose[] = {"Hello there. ",
+                                        "]",
+                                        "<",
+                                        "]<]minimax[>",
+                                        "<mm:think>",
+                                        "</mm:think>",
+                                        "END",
+                                        "EN",
+                                        "字🙂",
+                                        "\xE5\xAD",
+                                        "\n",
+                                        "<tool_call>",
+                                        NS,
+                                        NS "<tool_call>",
+                                        NS "</tool_call>",
+                                        NS "</invoke>",
+                                        "]<]<]minimax[>["};
     base_buf_clear(out);
     if (draw(d, 2) == 0)
         base_buf_puts(out, "<mm:think>");
@@ -608,7 +669,8 @@ static int compare_sizes(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* The tokens of the output where the format's own are ids, in a random mix with bare pieces of text. */
+/* The tokens of the output where the format's own are ids, in a random mix with bare pieces of
+ * text. */
 static void decode_tokens(rig *r, rig_result *got, const base_buf *text, dice *d, bool ends)
 {
     eng_ids ids;
@@ -619,14 +681,17 @@ static void decode_tokens(rig *r, rig_result *got, const base_buf *text, dice *d
     for (size_t i = 0; i < ids.count && more; i++) {
         size_t length;
         const char *bytes = eng_tok_bytes(r->tok, ids.data[i], &length);
-        /* Out of place by id they are no text, so only their spelling gives what the whole text gives. */
-        bool marker = ids.data[i] == 327 || ids.data[i] == 328 || ids.data[i] == 322 || ids.data[i] == 321;
+        /* Out of place by id they are no text, so only their spelling gives what the whole text
+         * gives. */
+        bool marker =
+            ids.data[i] == 327 || ids.data[i] == 328 || ids.data[i] == 322 || ids.data[i] == 321;
         size_t cut = draw(d, (uint32_t)length + 1);
         if (!marker && draw(d, 2) == 0) {
             more = eng_decoder_push(decoder, ids.data[i], bytes, length);
             continue;
         }
-        more = eng_decoder_push(decoder, -1, bytes, cut) && eng_decoder_push(decoder, -1, bytes + cut, length - cut);
+        more = eng_decoder_push(decoder, -1, bytes, cut) &&
+               eng_decoder_push(decoder, -1, bytes + cut, length - cut);
     }
     if (ends && more)
         eng_decoder_push(decoder, 322, "[e~[", 4);
@@ -637,13 +702,17 @@ static void decode_tokens(rig *r, rig_result *got, const base_buf *text, dice *d
 
 static void expect_no_markers(const rig_result *got, const char *text)
 {
-    cr_assert(got->text.length == 0 || memmem(got->text.data, got->text.length, NS, strlen(NS)) == NULL, "%s", text);
-    cr_assert(got->reasoning.length == 0 || memmem(got->reasoning.data, got->reasoning.length, NS, strlen(NS)) == NULL,
+    cr_assert(got->text.length == 0 ||
+                  memmem(got->text.data, got->text.length, NS, strlen(NS)) == NULL,
+              "%s", text);
+    cr_assert(got->reasoning.length == 0 ||
+                  memmem(got->reasoning.data, got->reasoning.length, NS, strlen(NS)) == NULL,
               "%s", text);
     for (uint32_t i = 0; i < got->call_count; i++) {
         if (!got->calls[i].whole)
             continue;
-        cr_assert(is_json_object(&got->calls[i].arguments), "%s: %s", text, buf_text(&got->calls[i].arguments));
+        cr_assert(is_json_object(&got->calls[i].arguments), "%s: %s", text,
+                  buf_text(&got->calls[i].arguments));
     }
 }
 
@@ -666,7 +735,8 @@ Test(eng_decoder, no_cut_changes_the_result, .timeout = 600)
                                                              : ENG_THINK_ADAPTIVE;
         bool ends = draw(&d, 2) == 0;
         rig_result whole = {.check_prefixes = true};
-        decode_cut(r->codec, &whole, r->options, text.data == NULL ? "" : text.data, text.length, NULL, 0, ends);
+        decode_cut(r->codec, &whole, r->options, text.data == NULL ? "" : text.data, text.length,
+                   NULL, 0, ends);
         expect_no_markers(&whole, buf_text(&text));
         for (uint32_t k = 0; k < cuts_each; k++) {
             rig_result got = {0};
@@ -678,7 +748,8 @@ Test(eng_decoder, no_cut_changes_the_result, .timeout = 600)
             if (k == 0)
                 decode_tokens(r, &got, &text, &d, ends);
             else
-                decode_cut(r->codec, &got, r->options, text.data == NULL ? "" : text.data, text.length, cuts, count, ends);
+                decode_cut(r->codec, &got, r->options, text.data == NULL ? "" : text.data,
+                           text.length, cuts, count, ends);
             cr_assert(rig_same(&whole, &got), "seed %u, cut %u: %s", 1000 + i, k, buf_text(&text));
             rig_clear(&got);
         }

@@ -14,19 +14,21 @@ static eng_ids encode(const eng_tok *tok, const char *text, size_t length, bool 
     return ids;
 }
 
-static void expect_ids(const eng_tok *tok, const char *text, size_t length, bool specials, const int32_t *want, size_t count)
+static void expect_ids(const eng_tok *tok, const char *text, size_t length, bool specials,
+                       const int32_t *want, size_t count)
 {
     eng_ids ids = encode(tok, text, length, specials);
     cr_assert_eq(ids.count, count, "%s: %zu ids, not %zu", text, ids.count, count);
     for (size_t i = 0; i < count; i++)
-        cr_assert_eq(ids.data[i], want[i], "%s: id %zu is %d, not %d", text, i, ids.data[i], want[i]);
+        cr_assert_eq(ids.data[i], want[i], "%s: id %zu is %d, not %d", text, i, ids.data[i],
+                     want[i]);
     eng_ids_deinit(&ids);
 }
 
-#define EXPECT(tok, text, specials, ...)                                                                                      \
-    do {                                                                                                                      \
-        const int32_t want[] = {__VA_ARGS__};                                                                                 \
-        expect_ids(tok, text, sizeof(text) - 1, specials, want, sizeof want / sizeof *want);                                  \
+#define EXPECT(tok, text, specials, ...)                                                           \
+    do {                                                                                           \
+        const int32_t want[] = {__VA_ARGS__};                                                      \
+        expect_ids(tok, text, sizeof(text) - 1, specials, want, sizeof want / sizeof *want);       \
     } while (0)
 
 static void expect_round_trip(const eng_tok *tok, const char *text, size_t length)
@@ -134,12 +136,13 @@ Test(eng_tok, stops_early_at_the_bound)
     eng_tok_destroy(tok);
 }
 
-/* The plain method: the lowest rank anywhere, leftmost first. Ranks and results are asked of the tokenizer itself by
- * encoding pairs, so this checks the long path against the short one. */
+/* The plain method: the lowest rank anywhere, leftmost first. Ranks and results are asked of the
+ * tokenizer itself by encoding pairs, so this checks the long path against the short one. */
 Test(eng_tok, long_words_merge_like_short_ones)
 {
     eng_tok *tok = load_tok(NANO_TOKENIZER);
-    /* A letter of no merge between two words makes one long pre-token of them without touching either. */
+    /* A letter of no merge between two words makes one long pre-token of them without touching
+     * either. */
     base_buf text;
     base_buf_init(&text, 0);
     eng_ids want;
@@ -150,7 +153,8 @@ Test(eng_tok, long_words_merge_like_short_ones)
         for (uint32_t j = 0; j < length; j++)
             word[j] = "etaoinshrdlucm"[base_rand(5, i, j).v[0] % 14];
         eng_tok_encode(tok, &want, word, length, false, NULL);
-        eng_tok_encode(tok, &want, "\xE0\xBC\x80", 3, false, NULL); /* U+0F00, a letter that nano never met */
+        eng_tok_encode(tok, &want, "\xE0\xBC\x80", 3, false,
+                       NULL); /* U+0F00, a letter that nano never met */
         base_buf_add(&text, word, length);
         base_buf_puts(&text, "\xE0\xBC\x80");
     }
@@ -165,16 +169,19 @@ static void expect_vectors(const eng_tok *tok, const json_t *list, bool specials
     size_t i, j;
     json_t *vector, *id;
     cr_assert_gt(json_array_size(list), 0);
-    json_array_foreach(list, i, vector) {
+    json_array_foreach(list, i, vector)
+    {
         const json_t *text = json_object_get(vector, "text"), *ids = json_object_get(vector, "ids");
         int32_t *want = calloc(json_array_size(ids) + 1, sizeof *want);
         json_array_foreach(ids, j, id) want[j] = (int32_t)json_integer_value(id);
-        expect_ids(tok, json_string_value(text), json_string_length(text), specials, want, json_array_size(ids));
+        expect_ids(tok, json_string_value(text), json_string_length(text), specials, want,
+                   json_array_size(ids));
         free(want);
     }
 }
 
-/* If config/models/nano/tokenizer.json changed: make_tokenizer_vectors.mjs says how to make these again. */
+/* If config/models/nano/tokenizer.json changed: make_tokenizer_vectors.mjs says how to make these
+ * again. */
 Test(eng_tok, agrees_with_another_implementation)
 {
     eng_tok *tok = load_tok(NANO_TOKENIZER);
@@ -188,8 +195,10 @@ Test(eng_tok, agrees_with_another_implementation)
 /* B067: long runs of one kind neither crash nor take long. */
 Test(eng_tok, is_linear_in_runs_of_one_kind)
 {
-    static const char *const units[] = {"a", "Z", ".", " ", "_", "\n", "\t", "字", "e\xCC\x81", "é", "=", "ab", "aZ", " a", "- ",
-                                        "\r\n", "\xFF", "7", "'s", "\xCC\x81", "QUJDREVGR0hJSktM+/"};
+    static const char *const units[] = {
+        "a",  "Z",         ".",    " ", "_",  "\n",       "\t",
+        "字", "e\xCC\x81", "é",    "=", "ab", "aZ",       " a",
+        "- ", "\r\n",      "\xFF", "7", "'s", "\xCC\x81", "QUJDREVGR0hJSktM+/"};
     eng_tok *tok = load_tok(NANO_TOKENIZER);
     for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
         base_buf text;
@@ -199,7 +208,8 @@ Test(eng_tok, is_linear_in_runs_of_one_kind)
         uint64_t from = base_now_ns();
         expect_round_trip(tok, text.data, text.length);
         double seconds = (double)(base_now_ns() - from) / 1e9;
-        cr_assert_lt(seconds, 20.0, "%s: %.2f s for 2 MB", units[i], seconds); /* 0.4 s unsanitized and alone */
+        cr_assert_lt(seconds, 20.0, "%s: %.2f s for 2 MB", units[i],
+                     seconds); /* 0.4 s unsanitized and alone */
         base_buf_deinit(&text);
     }
     eng_tok_destroy(tok);
@@ -208,9 +218,11 @@ Test(eng_tok, is_linear_in_runs_of_one_kind)
 /* Prints the speed on English prose and on one letter; asserts nothing of it. */
 Test(eng_tok, speed_is_printed)
 {
-    static const char *const words[] = {"The", "weather", "in", "this", "town", "is", "usually", "mild,", "and", "people",
-                                        "walk", "to", "work", "along", "the", "harbour.", "Nobody", "remembers", "when",
-                                        "it", "last", "snowed", "before", "Christmas;", "some", "say", "1987."};
+    static const char *const words[] = {
+        "The",    "weather",  "in",         "this",      "town", "is",   "usually",
+        "mild,",  "and",      "people",     "walk",      "to",   "work", "along",
+        "the",    "harbour.", "Nobody",     "remembers", "when", "it",   "last",
+        "snowed", "before",   "Christmas;", "some",      "say",  "1987."};
     eng_tok *tok = load_tok(NANO_TOKENIZER);
     base_buf text;
     base_buf_init(&text, 0);
@@ -274,7 +286,8 @@ static void expect_refusal(const char *from, const char *to, base_code code, con
     base_err err = BASE_ERR_INIT;
     base_code got = load_bytes(changed.data, changed.length, &err);
     cr_assert_eq(got, code, "%s -> %s: %s %s", from, to, base_code_name(got), err.text);
-    cr_assert(code == BASE_OK || strstr(err.text, named) != NULL, "%s is not named: %s", named, err.text);
+    cr_assert(code == BASE_OK || strstr(err.text, named) != NULL, "%s is not named: %s", named,
+              err.text);
     base_buf_deinit(&file);
     base_buf_deinit(&changed);
 }
@@ -282,20 +295,25 @@ static void expect_refusal(const char *from, const char *to, base_code code, con
 Test(eng_tok, refuses_what_it_does_not_support_by_name)
 {
     expect_refusal("\"type\": \"BPE\"", "\"type\": \"Unigram\"", BASE_UNSUPPORTED, "model.type");
-    expect_refusal("\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}", BASE_UNSUPPORTED, "normalizer: \"NFC\"");
-    expect_refusal("\"normalizer\": null", "\"normalizer\": {\"type\": \"Sequence\", \"normalizers\": []}", BASE_OK, "");
+    expect_refusal("\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}", BASE_UNSUPPORTED,
+                   "normalizer: \"NFC\"");
+    expect_refusal("\"normalizer\": null",
+                   "\"normalizer\": {\"type\": \"Sequence\", \"normalizers\": []}", BASE_OK, "");
     expect_refusal("\"dropout\": null", "\"dropout\": 0.1", BASE_UNSUPPORTED, "model.dropout");
-    expect_refusal("\"byte_fallback\": false", "\"byte_fallback\": true", BASE_UNSUPPORTED, "model.byte_fallback");
-    expect_refusal("\"end_of_word_suffix\": null", "\"end_of_word_suffix\": \"</w>\"", BASE_UNSUPPORTED,
-                   "model.end_of_word_suffix");
+    expect_refusal("\"byte_fallback\": false", "\"byte_fallback\": true", BASE_UNSUPPORTED,
+                   "model.byte_fallback");
+    expect_refusal("\"end_of_word_suffix\": null", "\"end_of_word_suffix\": \"</w>\"",
+                   BASE_UNSUPPORTED, "model.end_of_word_suffix");
     expect_refusal("\"Isolated\"", "\"Removed\"", BASE_UNSUPPORTED, "Split");
     expect_refusal("\"invert\": false", "\"invert\": true", BASE_UNSUPPORTED, "Split");
     expect_refusal("\"type\": \"Split\"", "\"type\": \"Digits\"", BASE_UNSUPPORTED, "Digits");
-    expect_refusal("\"add_prefix_space\": false", "\"add_prefix_space\": true", BASE_UNSUPPORTED, "add_prefix_space");
+    expect_refusal("\"add_prefix_space\": false", "\"add_prefix_space\": true", BASE_UNSUPPORTED,
+                   "add_prefix_space");
     expect_refusal("\"use_regex\": false", "\"use_regex\": true", BASE_UNSUPPORTED, "use_regex");
-    expect_refusal("\"lstrip\": false", "\"lstrip\": true", BASE_UNSUPPORTED, "added_tokens[0].lstrip");
-    expect_refusal("\"decoder\": {\"type\": \"ByteLevel\"", "\"decoder\": {\"type\": \"Metaspace\"", BASE_UNSUPPORTED,
-                   "decoder.type");
+    expect_refusal("\"lstrip\": false", "\"lstrip\": true", BASE_UNSUPPORTED,
+                   "added_tokens[0].lstrip");
+    expect_refusal("\"decoder\": {\"type\": \"ByteLevel\"", "\"decoder\": {\"type\": \"Metaspace\"",
+                   BASE_UNSUPPORTED, "decoder.type");
 }
 
 Test(eng_tok, refuses_odd_files_by_key)
@@ -316,7 +334,8 @@ Test(eng_tok, refuses_odd_files_by_key)
     expect_refusal("\"model\": {", "\"modal\": {", BASE_FORMAT, "model");
     expect_refusal("\"id\": 320", "\"id\": 259", BASE_FORMAT, "added_tokens[0].id");
     expect_refusal("\"id\": 320", "\"id\": 97", BASE_FORMAT, "added_tokens[0].id");
-    expect_refusal("\"content\": \"]!p~[\"", "\"content\": \"\"", BASE_FORMAT, "added_tokens[0].content");
+    expect_refusal("\"content\": \"]!p~[\"", "\"content\": \"\"", BASE_FORMAT,
+                   "added_tokens[0].content");
     expect_refusal("\\\\p{N}{1,3}", "\\\\p{N}{1,3", BASE_OK, "");
     expect_refusal("\\\\p{N}{1,3}", "(", BASE_FORMAT, "pattern");
     base_err err = BASE_ERR_INIT;
@@ -328,10 +347,13 @@ Test(eng_tok, refuses_odd_files_by_key)
 /* An added token that plain text could merge into must not load: client text would become it. */
 Test(eng_tok, plain_text_never_becomes_an_added_token)
 {
-    expect_refusal("\"id\": 320, \"content\": \"]!p~[\"", "\"id\": 259, \"content\": \"hello\"", BASE_FORMAT, "merge");
-    expect_refusal("\"id\": 320, \"content\": \"]!p~[\"", "\"id\": 97, \"content\": \"a\"", BASE_FORMAT, "byte");
+    expect_refusal("\"id\": 320, \"content\": \"]!p~[\"", "\"id\": 259, \"content\": \"hello\"",
+                   BASE_FORMAT, "merge");
+    expect_refusal("\"id\": 320, \"content\": \"]!p~[\"", "\"id\": 97, \"content\": \"a\"",
+                   BASE_FORMAT, "byte");
     /* One that no merge makes may stand in the vocabulary too. */
-    expect_refusal("\"id\": 320, \"content\": \"]!p~[\"", "\"id\": 285, \"content\": \"zq\"", BASE_OK, "");
+    expect_refusal("\"id\": 320, \"content\": \"]!p~[\"", "\"id\": 285, \"content\": \"zq\"",
+                   BASE_OK, "");
 }
 
 Test(eng_tok, refuses_a_file_cut_anywhere)
@@ -342,7 +364,8 @@ Test(eng_tok, refuses_a_file_cut_anywhere)
     size_t length = file.length - 1; /* the last line's end may go */
     for (size_t cut = 0; cut < length; cut += cut < 200 || length - cut < 200 ? 1 : 37) {
         base_err err = BASE_ERR_INIT;
-        cr_assert_eq(load_bytes(file.data, cut, &err), BASE_FORMAT, "cut at %zu: %s", cut, err.text);
+        cr_assert_eq(load_bytes(file.data, cut, &err), BASE_FORMAT, "cut at %zu: %s", cut,
+                     err.text);
     }
     base_buf_deinit(&file);
 }

@@ -1,16 +1,21 @@
-/* The shared cases (the JSON files of tests/engine/cases), as far as tokenizer, codec and decoder decide them. Each case is a test of its
- * own; those that need HTTP or a running engine are listed with the reason, and belong to the front door's tests. A case of
- * the files that is in neither list fails. */
+/* The shared cases (the JSON files of tests/engine/cases), as far as tokenizer, codec and decoder
+ * decide them. Each case is a test of its own; those that need HTTP or a running engine are listed
+ * with the reason, and belong to the front door's tests. A case of the files that is in neither
+ * list fails. */
 #include "engine/base/clock.h"
 #include "engine/base/rand.h"
 #include "tests/engine/chat_rig.h"
 
-static const char *const files[] = {"tokenizer", "chat-template", "tool-parsing", "reasoning", "streaming"};
+static const char *const files[] = {"tokenizer", "chat-template", "tool-parsing", "reasoning",
+                                    "streaming"};
 
-#define CASES_RUN(X)                                                                                                          \
-    X(B001) X(B002) X(B004) X(B005) X(B006) X(B007) X(B008) X(B010) X(B011) X(B012) X(B013) X(B015) X(B016) X(B017) X(B019)   \
-    X(B020) X(B021) X(B029) X(B030) X(B031) X(B032) X(B037) X(B038) X(B039) X(B040) X(B041) X(B042) X(B043) X(B046) X(B061)   \
-    X(B062) X(B063) X(B067) X(B070) X(B073) X(B075) X(B081) X(B083)
+/* clang-format off */
+#define CASES_RUN(X)                                                                               \
+    X(B001) X(B002) X(B004) X(B005) X(B006) X(B007) X(B008) X(B010) X(B011) X(B012) X(B013)        \
+    X(B015) X(B016) X(B017) X(B019) X(B020) X(B021) X(B029) X(B030) X(B031) X(B032) X(B037)        \
+    X(B038) X(B039) X(B040) X(B041) X(B042) X(B043) X(B046) X(B061) X(B062) X(B063) X(B067)        \
+    X(B070) X(B073) X(B075) X(B081) X(B083)
+/* clang-format on */
 
 static const struct {
     const char *id, *reason;
@@ -38,7 +43,11 @@ static json_t *find_case(const char *id)
         snprintf(path, sizeof path, CASES "%s.json", files[i]);
         json_t *list = load_json(path), *one, *found = NULL;
         size_t k;
-        json_array_foreach(list, k, one) if (strcmp(json_string_value(json_object_get(one, "id")), id) == 0) found = json_incref(one);
+        json_array_foreach(list, k, one)
+        {
+            if (strcmp(json_string_value(json_object_get(one, "id")), id) == 0)
+                found = json_incref(one);
+        }
         json_decref(list);
         if (found != NULL)
             return found;
@@ -65,7 +74,8 @@ static rig make_rig(const char *id)
     r.tok = load_tok(NANO_TOKENIZER);
     r.codec = make_codec(r.tok, "I am a test.", ENG_THINK_ADAPTIVE);
     r.arena = base_arena_create(4096, (size_t)1 << 28);
-    const json_t *list = json_object_get(r.input, "tools"), *stops = json_object_get(r.input, "stop");
+    const json_t *list = json_object_get(r.input, "tools"),
+                 *stops = json_object_get(r.input, "stop");
     eng_text *tools = base_arena_calloc(r.arena, json_array_size(list) + 1, sizeof *tools);
     for (size_t i = 0; i < json_array_size(list); i++)
         tools[i] = text_of_json(r.arena, json_object_get(json_array_get(list, i), "function"));
@@ -94,7 +104,8 @@ static void end_rig(rig *r)
 static json_t *parsed_arguments(const rig *r, const rig_call *call)
 {
     json_error_t error;
-    json_t *json = json_loadb(buf_text(&call->arguments), call->arguments.length, JSON_ALLOW_NUL, &error);
+    json_t *json =
+        json_loadb(buf_text(&call->arguments), call->arguments.length, JSON_ALLOW_NUL, &error);
     cr_assert_not_null(json, "%s: %s: %s", r->id, error.text, buf_text(&call->arguments));
     return json;
 }
@@ -102,8 +113,10 @@ static json_t *parsed_arguments(const rig *r, const rig_call *call)
 static bool call_is(const rig *r, const rig_call *call, const json_t *want)
 {
     json_t *arguments = parsed_arguments(r, call);
-    bool same = call->whole && strcmp(buf_text(&call->name), json_string_value(json_object_get(want, "name"))) == 0 &&
-                json_equal(arguments, json_object_get(want, "arguments"));
+    bool same =
+        call->whole &&
+        strcmp(buf_text(&call->name), json_string_value(json_object_get(want, "name"))) == 0 &&
+        json_equal(arguments, json_object_get(want, "arguments"));
     json_decref(arguments);
     return same;
 }
@@ -114,19 +127,21 @@ static void expect_string(const rig *r, const json_t *want, const base_buf *got,
         return;
     const char *text = json_is_null(want) ? "" : json_string_value(want);
     size_t length = json_is_null(want) ? 0 : json_string_length(want);
-    cr_assert(got->length == length && (length == 0 || memcmp(got->data, text, length) == 0), "%s: %s is \"%s\", not \"%s\"", r->id,
-              what, buf_text(got), text);
+    cr_assert(got->length == length && (length == 0 || memcmp(got->data, text, length) == 0),
+              "%s: %s is \"%s\", not \"%s\"", r->id, what, buf_text(got), text);
 }
 
 static void expect_calls(const rig *r, const rig_result *got)
 {
-    const json_t *calls = json_object_get(r->expect, "tool_calls"), *one = json_object_get(r->expect, "must_contain_call");
+    const json_t *calls = json_object_get(r->expect, "tool_calls"),
+                 *one = json_object_get(r->expect, "must_contain_call");
     const json_t *joined = json_object_get(r->expect, "joined_arguments_equal");
     if (calls != NULL)
-        cr_assert_eq(got->call_count, json_array_size(calls), "%s: %u calls", r->id, got->call_count);
+        cr_assert_eq(got->call_count, json_array_size(calls), "%s: %u calls", r->id,
+                     got->call_count);
     for (size_t i = 0; i < json_array_size(calls); i++)
-        cr_assert(call_is(r, &got->calls[i], json_array_get(calls, i)), "%s: call %zu: %s", r->id, i,
-                  buf_text(&got->calls[i].arguments));
+        cr_assert(call_is(r, &got->calls[i], json_array_get(calls, i)), "%s: call %zu: %s", r->id,
+                  i, buf_text(&got->calls[i].arguments));
     bool found = one == NULL;
     for (uint32_t i = 0; i < got->call_count; i++)
         found = found || call_is(r, &got->calls[i], one);
@@ -146,13 +161,16 @@ static void expect_result(const rig *r, const rig_result *got)
     const json_t *also = json_object_get(r->expect, "content_has_no"), *part;
     size_t i;
     expect_string(r, json_object_get(r->expect, "content"), &got->text, "content");
-    expect_string(r, json_object_get(r->expect, "reasoning_content"), &got->reasoning, "reasoning_content");
+    expect_string(r, json_object_get(r->expect, "reasoning_content"), &got->reasoning,
+                  "reasoning_content");
     expect_string(r, json_object_get(r->expect, "joined"), &got->text, "joined");
     expect_calls(r, got);
-    json_array_foreach(also, i, part) cr_assert_null(strstr(buf_text(&got->text), json_string_value(part)), "%s", r->id);
+    json_array_foreach(also, i, part)
+        cr_assert_null(strstr(buf_text(&got->text), json_string_value(part)), "%s", r->id);
     const char *contains = json_string_value(json_object_get(r->expect, "content_contains"));
     if (contains != NULL)
-        cr_assert_not_null(strstr(buf_text(&got->text), contains), "%s: %s", r->id, buf_text(&got->text));
+        cr_assert_not_null(strstr(buf_text(&got->text), contains), "%s: %s", r->id,
+                           buf_text(&got->text));
     const char *finish = json_string_value(json_object_get(r->expect, "finish_reason"));
     uint32_t whole = 0;
     for (uint32_t k = 0; k < got->call_count; k++)
@@ -160,8 +178,10 @@ static void expect_result(const rig *r, const rig_result *got)
     if (finish != NULL)
         cr_assert_str_eq(finish, whole > 0 ? "tool_calls" : "stop", "%s", r->id);
     /* What must hold of every case. */
-    cr_assert(got->text.length == 0 || memmem(got->text.data, got->text.length, NS, strlen(NS)) == NULL);
-    cr_assert(got->reasoning.length == 0 || memmem(got->reasoning.data, got->reasoning.length, NS, strlen(NS)) == NULL);
+    cr_assert(got->text.length == 0 ||
+              memmem(got->text.data, got->text.length, NS, strlen(NS)) == NULL);
+    cr_assert(got->reasoning.length == 0 ||
+              memmem(got->reasoning.data, got->reasoning.length, NS, strlen(NS)) == NULL);
     for (uint32_t k = 0; k < got->call_count; k++)
         cr_assert(!got->calls[k].whole || is_json_object(&got->calls[k].arguments));
 }
@@ -298,10 +318,13 @@ static void run_tokens(cutting *c)
 static void run_output(rig *r, const json_t *output, const json_t *prefill, const json_t *split)
 {
     rig_result whole = {.check_prefixes = true};
-    cutting c = {.r = r, .text = json_string_value(output), .length = json_string_length(output), .whole = &whole};
+    cutting c = {.r = r,
+                 .text = json_string_value(output),
+                 .length = json_string_length(output),
+                 .whole = &whole};
     const char *tail = prefill == NULL ? "" : json_string_value(prefill);
     r->options.starts_in_reasoning = strcmp(tail, "<mm:think>") == 0;
-    r->options.thinking = r->options.starts_in_reasoning           ? ENG_THINK_ENABLED
+    r->options.thinking = r->options.starts_in_reasoning     ? ENG_THINK_ENABLED
                           : strcmp(tail, "</mm:think>") == 0 ? ENG_THINK_DISABLED
                                                              : ENG_THINK_ADAPTIVE;
     c.cuts = calloc(c.length + 1, sizeof *c.cuts);
@@ -317,8 +340,10 @@ static void run_output(rig *r, const json_t *output, const json_t *prefill, cons
 /* A case with an output; `also` runs it again with fields of its own. */
 static void run_model_output(rig *r)
 {
-    const json_t *also = json_object_get(r->input, "also"), *split = json_object_get(r->input, "split"), *prefill;
-    run_output(r, json_object_get(r->input, "model_output"), json_object_get(r->input, "prefill"), split);
+    const json_t *also = json_object_get(r->input, "also"),
+                 *split = json_object_get(r->input, "split"), *prefill;
+    run_output(r, json_object_get(r->input, "model_output"), json_object_get(r->input, "prefill"),
+               split);
     if (also == NULL)
         return;
     json_t *expect = json_deep_copy(r->expect);
@@ -336,7 +361,8 @@ static void push_pieces(rig *r, rig_result *got, const json_t *pieces, bool hex)
     size_t i;
     json_t *piece;
     bool more = true;
-    json_array_foreach(pieces, i, piece) {
+    json_array_foreach(pieces, i, piece)
+    {
         const char *text = json_string_value(piece);
         char bytes[64];
         size_t length = json_string_length(piece);
@@ -348,7 +374,8 @@ static void push_pieces(rig *r, rig_result *got, const json_t *pieces, bool hex)
         if (!more)
             break;
         bool end = strcmp(text, "<eos>") == 0;
-        more = eng_decoder_push(decoder, end ? eng_codec_end_token(r->codec) : -1, hex ? bytes : text, length);
+        more = eng_decoder_push(decoder, end ? eng_codec_end_token(r->codec) : -1,
+                                hex ? bytes : text, length);
     }
     eng_decoder_finish(decoder);
     eng_decoder_destroy(decoder);
@@ -374,7 +401,8 @@ static void run_prose_at_once(rig *r)
     for (const char *at = text; *at != '\0'; at++) {
         eng_decoder_push(decoder, -1, at, 1);
         if (at > prose)
-            cr_assert_geq(got.text.length + 1, (size_t)(at - prose), "%s: held back at %s", r->id, at);
+            cr_assert_geq(got.text.length + 1, (size_t)(at - prose), "%s: held back at %s", r->id,
+                          at);
     }
     eng_decoder_destroy(decoder);
     rig_clear(&got);
@@ -384,7 +412,8 @@ static void run_prose_at_once(rig *r)
 static void run_long_string(rig *r)
 {
     const char *text = json_string_value(json_object_get(r->input, "model_output"));
-    size_t close = (size_t)(strstr(text, NS "</content>") - text), size = (size_t)json_integer_value(json_object_get(r->input, "split"));
+    size_t close = (size_t)(strstr(text, NS "</content>") - text),
+           size = (size_t)json_integer_value(json_object_get(r->input, "split"));
     rig_result got = {.check_prefixes = true};
     eng_decoder *decoder = make_decoder(r->codec, &got, r->options);
     for (size_t at = 0; at < close; at += size)
@@ -415,21 +444,26 @@ static base_code render(rig *r, rendered *out, eng_chat chat)
 {
     base_buf_clear(&out->text);
     out->err = (base_err)BASE_ERR_INIT;
-    return eng_codec_render(r->codec, &out->prompt, &chat, 0, 1 << 20, &out->text, r->arena, &out->err);
+    return eng_codec_render(r->codec, &out->prompt, &chat, 0, 1 << 20, &out->text, r->arena,
+                            &out->err);
 }
 
 static void expect_rendered(const rig *r, const rendered *got)
 {
-    const json_t *has = json_object_get(r->expect, "rendered_contains"), *order = json_object_get(r->expect, "rendered_contains_in_order");
+    const json_t *has = json_object_get(r->expect, "rendered_contains"),
+                 *order = json_object_get(r->expect, "rendered_contains_in_order");
     const json_t *none = json_object_get(r->expect, "rendered_has_no"), *one;
     /* The instructions at the front are the template's own. */
     const char *at = strstr(buf_text(&got->text), "]~b]developer");
     size_t i;
     if (json_is_string(has))
         cr_assert_not_null(strstr(at, json_string_value(has)), "%s: %s", r->id, at);
-    json_array_foreach(has, i, one) cr_assert_not_null(strstr(at, json_string_value(one)), "%s", r->id);
-    json_array_foreach(none, i, one) cr_assert_null(strstr(at, json_string_value(one)), "%s", r->id);
-    json_array_foreach(order, i, one) {
+    json_array_foreach(has, i, one)
+        cr_assert_not_null(strstr(at, json_string_value(one)), "%s", r->id);
+    json_array_foreach(none, i, one)
+        cr_assert_null(strstr(at, json_string_value(one)), "%s", r->id);
+    json_array_foreach(order, i, one)
+    {
         at = strstr(at, json_string_value(one));
         cr_assert_not_null(at, "%s: %s", r->id, json_string_value(one));
     }
@@ -439,7 +473,8 @@ static void expect_rendered(const rig *r, const rendered *got)
 static json_t *body_of(const rig *r)
 {
     json_t *render_only = json_object_get(r->input, "render");
-    return render_only != NULL ? render_only : json_object_get(json_object_get(r->json, "request"), "body");
+    return render_only != NULL ? render_only
+                               : json_object_get(json_object_get(r->json, "request"), "body");
 }
 
 static void run_rendering(rig *r)
@@ -471,10 +506,13 @@ static void run_same_content(rig *r)
 static void run_argument_rows(rig *r)
 {
     rendered got = {0};
-    json_t *body = body_of(r), *row, *message = json_array_get(json_object_get(body, "messages"), 1);
-    json_t *function = json_object_get(json_array_get(json_object_get(message, "tool_calls"), 0), "function");
+    json_t *body = body_of(r), *row,
+           *message = json_array_get(json_object_get(body, "messages"), 1);
+    json_t *function =
+        json_object_get(json_array_get(json_object_get(message, "tool_calls"), 0), "function");
     size_t i;
-    json_array_foreach(json_object_get(r->expect, "rows"), i, row) {
+    json_array_foreach(json_object_get(r->expect, "rows"), i, row)
+    {
         json_object_set(function, "arguments", json_object_get(row, "arguments"));
         base_code code = render(r, &got, chat_of_json(r->arena, body));
         if (json_integer_value(json_object_get(row, "status")) == 200) {
@@ -492,7 +530,8 @@ static void run_argument_rows(rig *r)
 static void run_two_instructions(rig *r)
 {
     json_t *messages = json_object_get(body_of(r), "messages");
-    static const char *const roles[][2] = {{"system", "developer"}, {"developer", "system"}, {"system", "system"}};
+    static const char *const roles[][2] = {
+        {"system", "developer"}, {"developer", "system"}, {"system", "system"}};
     for (size_t i = 0; i < 3; i++) {
         for (size_t k = 0; k < 2; k++)
             json_object_set_new(json_array_get(messages, k), "role", json_string(roles[i][k]));
@@ -500,27 +539,33 @@ static void run_two_instructions(rig *r)
     }
 }
 
-/* A Messages body as chat messages: system first, tool_use blocks as calls, tool_result blocks as tool messages. */
+/* A Messages body as chat messages: system first, tool_use blocks as calls, tool_result blocks as
+ * tool messages. */
 static json_t *chat_of_messages(const json_t *body)
 {
     json_t *out = json_array(), *message, *block;
     size_t i, k;
     if (json_object_get(body, "system") != NULL)
-        json_array_append_new(out, json_pack("{s:s,s:O}", "role", "system", "content", json_object_get(body, "system")));
-    json_array_foreach(json_object_get(body, "messages"), i, message) {
+        json_array_append_new(out, json_pack("{s:s,s:O}", "role", "system", "content",
+                                             json_object_get(body, "system")));
+    json_array_foreach(json_object_get(body, "messages"), i, message)
+    {
         json_t *content = json_object_get(message, "content");
         if (json_is_string(content)) {
             json_array_append(out, message);
             continue;
         }
-        json_array_foreach(content, k, block) {
+        json_array_foreach(content, k, block)
+        {
             const char *type = json_string_value(json_object_get(block, "type"));
             if (strcmp(type, "tool_use") == 0)
-                json_array_append_new(out, json_pack("{s:s,s:[{s:{s:O,s:O}}]}", "role", "assistant", "tool_calls", "function",
-                                                     "name", json_object_get(block, "name"), "arguments",
+                json_array_append_new(out, json_pack("{s:s,s:[{s:{s:O,s:O}}]}", "role", "assistant",
+                                                     "tool_calls", "function", "name",
+                                                     json_object_get(block, "name"), "arguments",
                                                      json_object_get(block, "input")));
             else if (strcmp(type, "tool_result") == 0)
-                json_array_append_new(out, json_pack("{s:s,s:O}", "role", "tool", "content", json_object_get(block, "content")));
+                json_array_append_new(out, json_pack("{s:s,s:O}", "role", "tool", "content",
+                                                     json_object_get(block, "content")));
         }
     }
     return json_pack("{s:o}", "messages", out);
@@ -533,8 +578,10 @@ static void run_messages(rig *r)
     cr_assert_eq(render(r, &got, chat_of_json(r->arena, chat)), BASE_OK, "%s", got.err.text);
     expect_rendered(r, &got);
     if (strcmp(r->id, "B041") == 0) /* in its own place, as a developer turn */
-        cr_assert_not_null(strstr(got.text.data, "Hello.[e~[\n]~b]developer\nNOTE-4410: the working directory changed.[e~[\n"
-                                                 "]~b]user\nGo on.[e~[\n"));
+        cr_assert_not_null(
+            strstr(got.text.data,
+                   "Hello.[e~[\n]~b]developer\nNOTE-4410: the working directory changed.[e~[\n"
+                   "]~b]user\nGo on.[e~[\n"));
     else
         cr_assert_not_null(strstr(got.text.data, "<response>part onepart two</response>"));
     base_buf_deinit(&got.text);
@@ -551,7 +598,8 @@ static uint32_t special_count(const rig *r, const eng_prompt *prompt)
     return count;
 }
 
-/* A conversation with `text` in every field that a client fills; `object` is a JSON object with it as a member. */
+/* A conversation with `text` in every field that a client fills; `object` is a JSON object with it
+ * as a member. */
 static eng_chat fields_with(rig *r, const char *text, const char *object)
 {
     eng_item *items = base_arena_calloc(r->arena, 6, sizeof *items);
@@ -563,10 +611,19 @@ static eng_chat fields_with(rig *r, const char *text, const char *object)
     items[0] = (eng_item){.role = ENG_ROLE_ROOT, .text = same};
     items[1] = (eng_item){.role = ENG_ROLE_SYSTEM, .text = same};
     items[2] = (eng_item){.role = ENG_ROLE_USER, .text = same};
-    items[3] = (eng_item){.role = ENG_ROLE_ASSISTANT, .reasoning = same, .text = same, .calls = call, .call_count = 1};
+    items[3] = (eng_item){.role = ENG_ROLE_ASSISTANT,
+                          .reasoning = same,
+                          .text = same,
+                          .calls = call,
+                          .call_count = 1};
     items[4] = (eng_item){.role = ENG_ROLE_TOOL, .text = same};
     items[5] = (eng_item){.role = ENG_ROLE_SYSTEM, .text = same};
-    return (eng_chat){.items = items, .item_count = 6, .tools = tool, .tool_count = 1, .effort = same, .thinking = ENG_THINK_ENABLED};
+    return (eng_chat){.items = items,
+                      .item_count = 6,
+                      .tools = tool,
+                      .tool_count = 1,
+                      .effort = same,
+                      .thinking = ENG_THINK_ENABLED};
 }
 
 static void run_spelled_specials(rig *r)
@@ -585,8 +642,8 @@ static void run_spelled_specials(rig *r)
     uint32_t seen = 0;
     for (const char *at = got.text.data; (at = strstr(at, text)) != NULL; at++)
         seen++;
-    /* Root, both system items, user, reasoning, content, effort, result; of the call its name, key (twice) and value. In
-     * the tool's JSON it stands escaped. */
+    /* Root, both system items, user, reasoning, content, effort, result; of the call its name, key
+     * (twice) and value. In the tool's JSON it stands escaped. */
     cr_assert_eq(seen, 12, "%u", seen);
     base_buf_deinit(&got.text);
     base_buf_deinit(&plain.text);
@@ -602,12 +659,15 @@ static void run_leading_space(rig *r)
     cr_assert_eq(render(r, &got, chat_of_json(r->arena, body)), BASE_OK);
     for (size_t i = 0; i < json_array_size(messages); i++) {
         char text[256];
-        snprintf(text, sizeof text, "user\n%s", json_string_value(json_object_get(json_array_get(messages, i), "content")));
+        snprintf(text, sizeof text, "user\n%s",
+                 json_string_value(json_object_get(json_array_get(messages, i), "content")));
         eng_ids ids;
         eng_ids_init(&ids, 0);
         eng_tok_encode(r->tok, &ids, text, strlen(text), false, NULL);
         uint32_t end = got.prompt.item_end[i] - 2; /* end of turn, line end */
-        cr_assert_eq(memcmp(got.prompt.tokens + end - ids.count, ids.data, ids.count * sizeof *ids.data), 0, "%s", text);
+        cr_assert_eq(
+            memcmp(got.prompt.tokens + end - ids.count, ids.data, ids.count * sizeof *ids.data), 0,
+            "%s", text);
         cr_assert_eq(got.prompt.tokens[end - ids.count - 1], eng_tok_special(r->tok, "]~b]"));
         eng_ids_deinit(&ids);
     }
@@ -620,7 +680,8 @@ static void run_long_runs(rig *r)
     static const struct {
         const char *unit;
         size_t count;
-    } texts[] = {{"Z", 131072}, {".", 131072}, {" ", 131072}, {"_", 131072}, {"\n", 131072}, {"字", 65536}, {"e\xCC\x81", 65536}, {NULL, 131072}};
+    } texts[] = {{"Z", 131072},  {".", 131072}, {" ", 131072},        {"_", 131072},
+                 {"\n", 131072}, {"字", 65536}, {"e\xCC\x81", 65536}, {NULL, 131072}};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         base_buf text;
         eng_ids ids;
@@ -630,7 +691,10 @@ static void run_long_runs(rig *r)
             if (texts[i].unit != NULL)
                 base_buf_puts(&text, texts[i].unit);
             else
-                base_buf_add(&text, &"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"[base_rand(9, 9, k).v[0] % 64], 1);
+                base_buf_add(&text,
+                             &"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+                                 [base_rand(9, 9, k).v[0] % 64],
+                             1);
         uint64_t from = base_now_ns();
         cr_assert_eq(eng_tok_encode(r->tok, &ids, text.data, text.length, false, NULL), BASE_OK);
         cr_assert_lt((double)(base_now_ns() - from) / 1e9, 2.0, "text %zu", i);
@@ -655,10 +719,22 @@ static void run_case(const char *id)
     static const struct {
         const char *id;
         void (*run)(rig *r);
-    } own[] = {{"B004", run_prose_at_once}, {"B011", run_long_string}, {"B037", run_rendering},      {"B038", run_same_content},
-               {"B039", run_argument_rows}, {"B040", run_rendering},   {"B041", run_messages},       {"B042", run_two_instructions},
-               {"B043", run_messages},      {"B046", run_rendering},   {"B061", run_spelled_specials}, {"B062", run_leading_space},
-               {"B063", run_bytes},         {"B067", run_long_runs},   {"B070", run_bytes},          {"B073", run_pieces},
+    } own[] = {{"B004", run_prose_at_once},
+               {"B011", run_long_string},
+               {"B037", run_rendering},
+               {"B038", run_same_content},
+               {"B039", run_argument_rows},
+               {"B040", run_rendering},
+               {"B041", run_messages},
+               {"B042", run_two_instructions},
+               {"B043", run_messages},
+               {"B046", run_rendering},
+               {"B061", run_spelled_specials},
+               {"B062", run_leading_space},
+               {"B063", run_bytes},
+               {"B067", run_long_runs},
+               {"B070", run_bytes},
+               {"B073", run_pieces},
                {"B075", run_pieces}};
     rig r = make_rig(id);
     bool ran = json_object_get(r.input, "model_output") != NULL;
@@ -673,10 +749,10 @@ static void run_case(const char *id)
     end_rig(&r);
 }
 
-#define CASE(name)                                                                                                            \
-    Test(text_cases, name, .timeout = 300)                                                                                    \
-    {                                                                                                                         \
-        run_case(#name);                                                                                                      \
+#define CASE(name)                                                                                 \
+    Test(text_cases, name, .timeout = 300)                                                         \
+    {                                                                                              \
+        run_case(#name);                                                                           \
     }
 CASES_RUN(CASE)
 
@@ -690,7 +766,8 @@ Test(text_cases, every_case_is_run_or_belongs_elsewhere)
         snprintf(path, sizeof path, CASES "%s.json", files[i]);
         json_t *list = load_json(path), *one;
         size_t k;
-        json_array_foreach(list, k, one) {
+        json_array_foreach(list, k, one)
+        {
             const char *id = json_string_value(json_object_get(one, "id"));
             uint32_t found = 0;
             for (size_t n = 0; n < sizeof run / sizeof *run; n++)

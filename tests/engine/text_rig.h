@@ -1,5 +1,5 @@
-/* What the tests of tokenizer, codec and decoder share: files, a codec on the small tokenizer, and a collector of parts that
- * checks what must hold of every part. */
+/* What the tests of tokenizer, codec and decoder share: files, a codec on the small tokenizer, and
+ * a collector of parts that checks what must hold of every part. */
 #pragma once
 #include <criterion/criterion.h>
 #include <jansson.h>
@@ -79,7 +79,8 @@ static inline bool is_json_object(const base_buf *text)
     return kind == BASE_JSON_END;
 }
 
-/* A prefix of arguments ends inside a string or behind a value: closing both must give an object. */
+/* A prefix of arguments ends inside a string or behind a value: closing both must give an object.
+ */
 static inline void check_prefix(const base_buf *prefix)
 {
     base_buf whole;
@@ -108,7 +109,8 @@ static inline void check_prefix(const base_buf *prefix)
 static inline void rig_part(void *ctx, const eng_part *part)
 {
     rig_result *r = ctx;
-    cr_assert(part->length == 0 || base_utf8_valid(part->text, part->length), "a part splits a character");
+    cr_assert(part->length == 0 || base_utf8_valid(part->text, part->length),
+              "a part splits a character");
     rig_call *call = r->call_count == 0 ? NULL : &r->calls[r->call_count - 1];
     switch (part->kind) {
     case ENG_PART_REASONING:
@@ -165,7 +167,8 @@ static inline bool rig_same(const rig_result *a, const rig_result *b)
         return false;
     for (uint32_t i = 0; i < a->call_count; i++)
         if (!same_buf(&a->calls[i].name, &b->calls[i].name) ||
-            !same_buf(&a->calls[i].arguments, &b->calls[i].arguments) || a->calls[i].whole != b->calls[i].whole)
+            !same_buf(&a->calls[i].arguments, &b->calls[i].arguments) ||
+            a->calls[i].whole != b->calls[i].whole)
             return false;
     return true;
 }
@@ -175,7 +178,8 @@ static inline const char *buf_text(const base_buf *buf)
     return buf->data == NULL ? "" : buf->data;
 }
 
-static inline eng_decoder *make_decoder(const eng_codec *codec, rig_result *result, eng_decoder_options options)
+static inline eng_decoder *make_decoder(const eng_codec *codec, rig_result *result,
+                                        eng_decoder_options options)
 {
     base_err err = BASE_ERR_INIT;
     eng_decoder *decoder;
@@ -185,9 +189,11 @@ static inline eng_decoder *make_decoder(const eng_codec *codec, rig_result *resu
     return decoder;
 }
 
-/* One output, cut before each of `cuts` (ascending, any of them may repeat); the end of turn follows if `ends`. */
-static inline void decode_cut(const eng_codec *codec, rig_result *result, eng_decoder_options options, const char *text,
-                              size_t length, const size_t *cuts, size_t cut_count, bool ends)
+/* One output, cut before each of `cuts` (ascending, any of them may repeat); the end of turn
+ * follows if `ends`. */
+static inline void decode_cut(const eng_codec *codec, rig_result *result,
+                              eng_decoder_options options, const char *text, size_t length,
+                              const size_t *cuts, size_t cut_count, bool ends)
 {
     eng_decoder *decoder = make_decoder(codec, result, options);
     size_t from = 0;
@@ -203,7 +209,8 @@ static inline void decode_cut(const eng_codec *codec, rig_result *result, eng_de
     eng_decoder_destroy(decoder);
 }
 
-static inline void decode(const eng_codec *codec, rig_result *result, eng_decoder_options options, const char *text)
+static inline void decode(const eng_codec *codec, rig_result *result, eng_decoder_options options,
+                          const char *text)
 {
     decode_cut(codec, result, options, text, strlen(text), NULL, 0, true);
 }
