@@ -209,6 +209,8 @@ static void flush_held(gw_turn *turn, bool all)
         eng_part part = {held->kind, held->call, buf && buf->data ? buf->data + held->offset : "", held->length};
         turn->dialect->part(turn, &part);
     }
+    if (i == 0)
+        return; /* `held` may be NULL */
     memmove(turn->held, turn->held + i, (turn->held_count - i) * sizeof(*turn->held));
     turn->held_count -= i;
 }
