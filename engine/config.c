@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 
-
 #define CONFIG_BYTES_MAX (4u << 20)
 #define HIDDEN_MAX 65536
 #define CONTEXT_MAX (1u << 24) /* positions stay exact in float */
@@ -537,11 +536,9 @@ base_code eng_config__read_draft(eng_draft_config *out, const char *dir,
     json_t *json;
     *out = (eng_draft_config){0};
     base_code code = load_json(&json, dir, "config.json", false, err);
-    if (code != BASE_OK) {
-        base_wrap(err, "draft");
+    if (code != BASE_OK)
         return code;
-    }
-    reader root = {.file = "draft config.json", .object = json, .err = err};
+    reader root = {.file = "config.json", .object = json, .err = err};
     eng_config_file formats = {0};
     const char *name = json_string_value(json_array_get(value_of(&root, "architectures"), 0));
     if (name == NULL || strcmp(name, "DSparkMiniMaxDraftModel") != 0)

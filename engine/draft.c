@@ -109,12 +109,12 @@ static base_code check_fit(const eng_draft *d, const eng_model *model, base_err 
     if (c->rope_theta != t->rope_theta || c->rotary_dim != t->rotary_dim)
         return base_fail(
             err, BASE_UNSUPPORTED,
-            "draft config.json: rope_theta %g and rotary_dim %u differ from the target's %g and %u",
+            "config.json: rope_theta %g and rotary_dim %u differ from the target's %g and %u",
             (double)c->rope_theta, c->rotary_dim, (double)t->rope_theta, t->rotary_dim);
     if (width > eng_model__width_max(model))
         return base_fail(err, BASE_UNSUPPORTED,
-                         "draft config.json: rows of %zu values are wider than the target's %u",
-                         width, eng_model__width_max(model));
+                         "config.json: rows of %zu values are wider than the target's %u", width,
+                         eng_model__width_max(model));
     if (d->pass_max == 0)
         return base_fail(err, BASE_INVALID,
                          "steps of %u rows are too short for a draft block of %u",
@@ -193,7 +193,7 @@ base_code eng_draft_load(eng_draft **out, const eng_model *model, const char *di
         return base_fail(err, BASE_NOMEM, "out of memory");
     base_code code = load(d, model, dir, rows_max, blocks_max, err);
     if (code != BASE_OK) {
-        base_wrap(err, "draft %.60s", dir);
+        base_wrap(err, "draft");
         eng_draft_destroy(d);
         return code;
     }

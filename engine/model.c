@@ -614,7 +614,10 @@ base_code eng_model_load(eng_model **out, const char *spec, const eng_model_opti
     if (m->is_random && m->dir != NULL)
         remove_random(m);
     if (code != BASE_OK) {
-        base_wrap(err, "model %.60s", spec);
+        char buffer[PATH_MAX];
+        /* The folder's name is enough to find it, and leaves room for a tensor's name and the
+         * reason. */
+        base_wrap(err, "%.32s", m->is_random ? spec : folder_name(spec, buffer));
         eng_model_destroy(m);
         return code;
     }

@@ -189,8 +189,7 @@ static base_code read_tensor(base_json *json, eng_tensor *t, const uint8_t *data
         return base_fail(err, BASE_FORMAT, "data_offsets %llu, %llu run backwards",
                          (unsigned long long)offsets[0], (unsigned long long)offsets[1]);
     if (offsets[1] > data_bytes)
-        return base_fail(err, BASE_FORMAT,
-                         "data_offsets end at %llu, the file's data at %llu (truncated?)",
+        return base_fail(err, BASE_FORMAT, "data_offsets end at %llu of %llu bytes (truncated?)",
                          (unsigned long long)offsets[1], (unsigned long long)data_bytes);
     if (offsets[1] - offsets[0] != bytes)
         return base_fail(err, BASE_FORMAT, "shape and dtype make %llu bytes, data_offsets %llu",

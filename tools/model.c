@@ -50,7 +50,7 @@ static const char USAGE[] =
     "      --ignore-eos      go on past the end of the turn\n"
     "      --raw             with --chat: the output as it is, special tokens included\n"
     "      --json            one JSON object with tokens, text and times\n"
-    "  DIR may be random:SHAPE?layers=N&seed=N.\n"
+    "  For info, verify and generate DIR may be random:SHAPE?layers=N&seed=N.\n"
     "\n"
     "  For every command that loads: --variant auto|ref|avx2|avx512, --kv nvfp4|fp8|bf16|f32, "
     "--threads N, --context N,\n"

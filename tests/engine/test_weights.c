@@ -539,7 +539,7 @@ static const edit DRAFT_EDITS[] = {
     {"\"hidden_size\": 128",
      "\"hidden_size\": 64",
      BASE_FORMAT,
-     {"draft config.json", "hidden_size 64", "target's 128"}},
+     {"config.json", "hidden_size 64", "target's 128"}},
     {"\"vocab_size\": 320", "\"vocab_size\": 321", BASE_FORMAT, {"vocab_size 321"}},
     {"\"dspark_markov_head_type\": \"vanilla\"",
      "\"dspark_markov_head_type\": \"rnn\"",
