@@ -193,7 +193,8 @@ base_code eng_draft_load(eng_draft **out, const eng_model *model, const char *di
         return base_fail(err, BASE_NOMEM, "out of memory");
     base_code code = load(d, model, dir, rows_max, blocks_max, err);
     if (code != BASE_OK) {
-        base_wrap(err, "draft");
+        const char *slash = strrchr(dir, '/');
+        base_wrap(err, "draft %.32s", slash != NULL && slash[1] != '\0' ? slash + 1 : dir);
         eng_draft_destroy(d);
         return code;
     }
