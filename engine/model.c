@@ -299,6 +299,8 @@ base_code eng_binder__finish(eng_binder *binder)
     if (left > 0)
         fail_tensor(binder, BASE_FORMAT, first,
                     "the configuration has no place for it (%u such tensors)", left);
+    if (binder->code == BASE_OK && eng_files__gap(binder->files) != NULL)
+        binder->code = base_fail(binder->err, BASE_FORMAT, "%s", eng_files__gap(binder->files));
     return binder->code;
 }
 

@@ -12,6 +12,9 @@
 /* ---- weights.c ---- */
 
 const char *eng_dtype__name(eng_dtype dtype);
+/* A message about bytes that belong to no tensor, which the format forbids; NULL if there are none.
+ */
+const char *eng_files__gap(const eng_files *files);
 /* File sizes, headers, and the first and last 4 KiB of every tensor. */
 void eng_files__digest(const eng_files *files, XXH3_state_t *state);
 

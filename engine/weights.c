@@ -2,9 +2,10 @@
  * between, so that the 89,632 names of a full model take a tenth of a second.
  *
  * A file is 8 bytes of header length (little-endian), the header (a JSON object: __metadata__, and
- * name to {dtype, shape, data_offsets}), then the data, which the tensors cover without gaps or
- * overlaps. Nothing in a file is trusted: a length, an offset or a product of dimensions is used
- * only after it has been compared with the file's size. */
+ * name to {dtype, shape, data_offsets}), then the data, which the tensors cover without overlaps;
+ * gaps are an error of whoever wanted all tensors (eng_files__gap). Nothing in a file is trusted: a
+ * length, an offset or a product of dimensions is used only after it has been compared with the
+ * file's size. */
 #include "engine/weights.h"
 #include "engine/model_internal.h"
 
@@ -44,6 +45,7 @@ struct eng_files {
     uint32_t *slots; /* open addressing: tensor numbers; a power of two, at most half full */
     uint32_t slot_count;
     uint64_t bytes;
+    char gap[192]; /* the first bytes that belong to no tensor, as a message */
 };
 
 /* ---- look-up ---- */
@@ -271,9 +273,19 @@ static int by_data(const void *a, const void *b)
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes; /* empty ones first */
 }
 
-/* The tensors [first, count) are those of `file`; they must cover its data exactly. */
-static base_code check_cover(const eng_files *f, uint32_t first, const mapped_file *file,
-                             base_err *err)
+/* Bytes that belong to no tensor are kept for the end: if a tensor is missing, that is the better
+ * message. */
+static void note_gap(eng_files *f, const mapped_file *file, uint64_t bytes, const char *before)
+{
+    if (f->gap[0] == '\0')
+        snprintf(f->gap, sizeof f->gap, "%.40s: %llu bytes %s %.90s belong to none", file->name,
+                 (unsigned long long)bytes,
+                 before != NULL ? "before tensor" : "after the last tensor",
+                 before != NULL ? before : "");
+}
+
+/* The tensors [first, count) are those of `file`: they must not overlap. */
+static base_code check_cover(eng_files *f, uint32_t first, const mapped_file *file, base_err *err)
 {
     uint32_t count = f->count - first;
     const uint8_t *at = file->map + 8 + file->header_length, *end = file->map + file->size;
@@ -290,13 +302,11 @@ static base_code check_cover(const eng_files *f, uint32_t first, const mapped_fi
             code = base_fail(err, BASE_FORMAT, "tensor %.70s overlaps %.70s", sorted[i]->name,
                              sorted[i - 1]->name);
         else if (data > at)
-            code = base_fail(err, BASE_FORMAT, "%llu bytes before tensor %.90s belong to none",
-                             (unsigned long long)(data - at), sorted[i]->name);
+            note_gap(f, file, (uint64_t)(data - at), sorted[i]->name);
         at = data + sorted[i]->bytes;
     }
     if (code == BASE_OK && at != end)
-        code = base_fail(err, BASE_FORMAT, "%llu bytes after the last tensor belong to none",
-                         (unsigned long long)(end - at));
+        note_gap(f, file, (uint64_t)(end - at), NULL);
     free(sorted);
     return code;
 }
@@ -594,6 +604,11 @@ const eng_tensor *eng_files_at(const eng_files *files, uint32_t i)
 uint64_t eng_files_bytes(const eng_files *files)
 {
     return files->bytes;
+}
+
+const char *eng_files__gap(const eng_files *files)
+{
+    return files->gap[0] != '\0' ? files->gap : NULL;
 }
 
 /* ---- digest ---- */

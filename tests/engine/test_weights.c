@@ -246,8 +246,6 @@ Test(weights, malformed_files_name_file_and_tensor, .init = enter, .fini = leave
          -1,
          {"tensor w", "at most 8"}},
         {"three offsets", ENTRY("\"U8\"", "[1]", "[0,1,1]"), 1, -1, {"tensor w", "two offsets"}},
-        {"bytes behind", ENTRY("\"U8\"", "[1]", "[0,1]"), 9, -1, {"8 bytes after the last tensor"}},
-        {"gap before", ENTRY("\"U8\"", "[1]", "[3,4]"), 4, -1, {"3 bytes before tensor w"}},
         {"empty name",
          "{\"\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}",
          0,
@@ -285,6 +283,31 @@ Test(weights, malformed_files_name_file_and_tensor, .init = enter, .fini = leave
     expect_error("7 bytes", BASE_FORMAT, SHORT);
     write_bytes("model.safetensors", "", 0);
     expect_error("no bytes", BASE_FORMAT, SHORT);
+}
+
+/* They do not hide a tensor that is missing, so they are told apart from what makes a file
+ * unreadable. */
+Test(weights, bytes_of_no_tensor_are_noted, .init = enter, .fini = leave)
+{
+    static const struct {
+        const char *header, *text;
+        size_t data;
+    } CASES[] = {
+        {ENTRY("\"U8\"", "[1]", "[0,1]"), NULL, 1},
+        {ENTRY("\"U8\"", "[1]", "[0,1]"), "model.safetensors: 8 bytes after the last tensor", 9},
+        {ENTRY("\"U8\"", "[1]", "[3,4]"), "model.safetensors: 3 bytes before tensor w", 4},
+    };
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        eng_files *files;
+        base_err err;
+        write_tensors("model.safetensors", CASES[i].header, CASES[i].data, -1);
+        cr_assert_eq(open_dir(&files, &err), BASE_OK, "%s", err.text);
+        const char *gap = eng_files__gap(files);
+        cr_expect(CASES[i].text == NULL ? gap == NULL
+                                        : gap != NULL && strstr(gap, CASES[i].text) != NULL,
+                  "%s", gap);
+        eng_files_close(files);
+    }
 }
 
 Test(weights, absent_files_are_named, .init = enter, .fini = leave)
@@ -733,6 +756,21 @@ Test(binding, modelopt_and_vision_names, .init = enter, .fini = leave)
     memcpy(to, VISION, sizeof VISION - 1);
     strcpy(to + sizeof FROM - 2, "\"");
     expect_load(FROM, to, BASE_OK, NONE);
+}
+
+Test(binding, appended_bytes_are_refused, .init = enter, .fini = leave)
+{
+    char path[256];
+    base_err err = BASE_ERR_INIT;
+    eng_model *m;
+    eng_model_options options = {.threads = 1, .rows_max = 8, .context_max = 256};
+    cr_assert_eq(eng_random__write(dir, "tiny", 0, 1, false, &err), BASE_OK, "%s", err.text);
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    FILE *f = fopen(path, "ab");
+    fputs("more", f);
+    fclose(f);
+    cr_expect_eq(eng_model_load(&m, dir, &options, &err), BASE_FORMAT);
+    cr_expect_not_null(strstr(err.text, "4 bytes after the last tensor"), "%s", err.text);
 }
 
 /* A global scale that is not a positive number would make every weight of the expert infinite or
