@@ -32,6 +32,7 @@
 #include "engine/base/rand.h"
 #include "engine/engine.h"
 #include "engine/model.h"
+#include "tools/bench.h"
 
 #define ROUNDS 7
 #define THREADS_MAX 64
@@ -49,7 +50,7 @@ static bool failed;
 static json_t *peers;
 static double read_gbs[2], fma_gflops[2], syscall_ns; /* [0] one thread, [1] all */
 
-static bool wanted(const char *name)
+bool bench_wanted(const char *name)
 {
     for (int i = 0; i < opt.name_count; i++)
         if (strncmp(name, opt.names[i], strlen(opt.names[i])) == 0)
@@ -58,11 +59,6 @@ static bool wanted(const char *name)
 }
 
 /* ---- results ---- */
-
-typedef struct samples {
-    double v[64];
-    int n;
-} samples;
 
 static int by_value(const void *a, const void *b)
 {
@@ -85,9 +81,9 @@ static double peer_value(const char *bench, const char **version)
     return 0;
 }
 
-/* `limit` 0: none. `higher`: larger is better. */
-static void report(const char *bench, const char *config, const char *unit, bool higher, samples *s,
-                   double limit, const char *basis)
+void bench_report_beside(const char *bench, const char *config, const char *unit, bool higher,
+                         samples *s, double limit, const char *basis, bench_peer *beside,
+                         int beside_count)
 {
     qsort(s->v, (size_t)s->n, sizeof *s->v, by_value);
     double median = s->v[s->n / 2], best = higher ? s->v[s->n - 1] : s->v[0];
@@ -104,28 +100,52 @@ static void report(const char *bench, const char *config, const char *unit, bool
         if (peer > 0)
             printf(" peer %.5g (%s) ratio %.2f", peer, version != NULL ? version : "?",
                    higher ? median / peer : peer / median);
-        printf("  %s\n", config);
-    } else {
-        json_t *row =
-            json_pack("{s:s,s:s,s:s,s:s,s:f,s:f,s:f,s:i,s:f,s:f}", "bench", bench, "config", config,
-                      "unit", unit, "better", higher ? "higher" : "lower", "value", median, "p50",
-                      median, "min", s->v[0], "n", s->n, "spread", spread, "load_avg", load[0]);
-        json_object_set_new(row, "p99", json_real(s->v[s->n - 1]));
-        if (limit > 0) {
-            json_object_set_new(row, "limit", json_real(limit));
-            json_object_set_new(row, "limit_basis", json_string(basis));
-            json_object_set_new(row, "fraction", json_real(fraction));
+    }
+    json_t *row =
+        json_pack("{s:s,s:s,s:s,s:s,s:f,s:f,s:f,s:i,s:f,s:f}", "bench", bench, "config", config,
+                  "unit", unit, "better", higher ? "higher" : "lower", "value", median, "p50",
+                  median, "min", s->v[0], "n", s->n, "spread", spread, "load_avg", load[0]);
+    json_object_set_new(row, "p99", json_real(s->v[s->n - 1]));
+    if (limit > 0) {
+        json_object_set_new(row, "limit", json_real(limit));
+        json_object_set_new(row, "limit_basis", json_string(basis));
+        json_object_set_new(row, "fraction", json_real(fraction));
+    }
+    if (peer > 0) {
+        json_object_set_new(row, "peer_value", json_real(peer));
+        json_object_set_new(row, "ratio", json_real(higher ? median / peer : peer / median));
+    }
+    for (int i = 0; i < beside_count; i++) {
+        samples *p = &beside[i].s;
+        qsort(p->v, (size_t)p->n, sizeof *p->v, by_value);
+        double value = p->v[p->n / 2], ratio = higher ? median / value : value / median;
+        if (!opt.json)
+            printf(" %s %.5g (best %.5g) ratio %.3g", beside[i].name, value,
+                   higher ? p->v[p->n - 1] : p->v[0], ratio);
+        json_t *peer_rows = json_object_get(row, "peers");
+        if (peer_rows == NULL) {
+            peer_rows = json_array();
+            json_object_set_new(row, "peers", peer_rows);
         }
-        if (peer > 0) {
-            json_object_set_new(row, "peer_value", json_real(peer));
-            json_object_set_new(row, "ratio", json_real(higher ? median / peer : peer / median));
-        }
+        json_array_append_new(peer_rows,
+                              json_pack("{s:s,s:f,s:f,s:f}", "peer", beside[i].name, "peer_value",
+                                        value, "min", p->v[0], "ratio", ratio));
+    }
+    if (opt.json) {
         char *text = json_dumps(row, JSON_COMPACT | JSON_REAL_PRECISION(6));
         puts(text);
         free(text);
-        json_decref(row);
+    } else {
+        printf("  %s\n", config);
     }
+    json_decref(row);
     fflush(stdout);
+}
+
+void bench_report(const char *bench, const char *config, const char *unit, bool higher, samples *s,
+                  double limit, const char *basis)
+{
+    bench_report_beside(bench, config, unit, higher, s, limit, basis, NULL, 0);
 }
 
 /* ---- limits ---- */
@@ -241,9 +261,9 @@ static void calibrate(void)
         }
         snprintf(config, sizeof config, "threads=%u", threads);
         snprintf(name, sizeof name, "cal.read.t%u", threads);
-        report(name, config, "GB/s", true, &read, 0, "");
+        bench_report(name, config, "GB/s", true, &read, 0, "");
         snprintf(name, sizeof name, "cal.fma.t%u", threads);
-        report(name, config, "GFLOP/s", true, &fma, 0, "");
+        bench_report(name, config, "GFLOP/s", true, &fma, 0, "");
         /* A limit is what was reached at best. */
         read_gbs[all] = read.v[read.n - 1];
         fma_gflops[all] = fma.v[fma.n - 1];
@@ -257,7 +277,7 @@ static void calibrate(void)
             syscall(SYS_getppid);
         call.v[call.n++] = (double)(base_now_ns() - before) / 100000;
     }
-    report("cal.syscall", "", "ns", false, &call, 0, "");
+    bench_report("cal.syscall", "", "ns", false, &call, 0, "");
     syscall_ns = call.v[0];
 }
 
@@ -435,14 +455,15 @@ static void bench_decode(void)
     char config[160];
     snprintf(config, sizeof config, "%s %s threads=%u context<=400 bytes/token=%.3g", info->name,
              info->backend, opt.threads, bytes);
-    report("c.model.tok", config, "tok/s", true, &tok, read_gbs[1] * 1e9 / bytes, "read bandwidth");
+    bench_report("c.model.tok", config, "tok/s", true, &tok, read_gbs[1] * 1e9 / bytes,
+                 "read bandwidth");
     if (!equal) {
         fprintf(stderr, "whimbrel-bench: c.model.draft: drafted and plain tokens differ\n");
         failed = true;
     } else if (info->draft_block != 0 || eng_get_info(drafted)->draft_block != 0) {
         snprintf(config, sizeof config, "accepted length %.2f, %.2f draft rows a step",
                  1 + accepted / rounds, verified / rounds);
-        report("c.model.draft", config, "tok/s", true, &draft, 0, "");
+        bench_report("c.model.draft", config, "tok/s", true, &draft, 0, "");
     }
     base_arena_destroy(arena);
     eng_destroy(drafted);
@@ -468,8 +489,8 @@ static void bench_prefill(void)
     char config[128];
     snprintf(config, sizeof config, "%s %s threads=%u prompt=%u MMAC/token=%.3g", info->name,
              info->backend, opt.threads, count, macs / 1e6);
-    report("e.prefill", config, "tok/s", true, &s, fma_gflops[1] * 1e9 / (2 * macs),
-           "multiply-add rate");
+    bench_report("e.prefill", config, "tok/s", true, &s, fma_gflops[1] * 1e9 / (2 * macs),
+                 "multiply-add rate");
     free(tokens);
     eng_destroy(engine);
 }
@@ -586,7 +607,7 @@ static void bench_server(void)
     for (int r = 0; r < 3; r++) {
         server s = launch();
         ready.v[ready.n++] = s.ready_ms;
-        if (r == 2 && wanted("g.req")) {
+        if (r == 2 && bench_wanted("g.req")) {
             int fd = dial(s.port);
             for (int i = 0; i < 260; i++) {
                 size_t length = make_request(request, sizeof request, filler, i);
@@ -613,11 +634,11 @@ static void bench_server(void)
         }
         end(&s);
     }
-    if (wanted("b.ready"))
-        report("b.ready", opt.model, "ms", false, &ready, 0, "");
+    if (bench_wanted("b.ready"))
+        bench_report("b.ready", opt.model, "ms", false, &ready, 0, "");
     if (added.n > 0)
-        report("g.req", "1 KB chat request, HTTP/1.1 keep-alive, ledger on, one token", "us", false,
-               &added, 0, "");
+        bench_report("g.req", "1 KB chat request, HTTP/1.1 keep-alive, ledger on, one token", "us",
+                     false, &added, 0, "");
 }
 
 static int usage(FILE *out)
@@ -625,7 +646,8 @@ static int usage(FILE *out)
     fprintf(
         out,
         "usage: whimbrel-bench [--json] [--model DIR] [--threads N] [--peer-json FILE] [NAME…]\n\n"
-        "A name selects by prefix: cal, c.model, e.prefill, g.req, b.ready. Without names: all.\n"
+        "A name selects by prefix: cal, c.model, e.prefill, p.match, p.insert, p.branch, p.evict, "
+        "g.req, b.ready. Without names: all.\n"
         "--peer-json FILE: an array of {bench, value, peer_version}; ratios are printed beside "
         "ours.\n"
         "Exit status 1 if a result is wrong.\n");
@@ -672,11 +694,12 @@ int main(int argc, char **argv)
         strcpy(slash, "/whimbrel");
     opt.server = server_path;
     calibrate();
-    if (wanted("c.model"))
+    if (bench_wanted("c.model"))
         bench_decode();
-    if (wanted("e.prefill"))
+    if (bench_wanted("e.prefill"))
         bench_prefill();
-    if (wanted("g.req") || wanted("b.ready"))
+    failed |= !bench_cache(read_gbs[0]);
+    if (bench_wanted("g.req") || bench_wanted("b.ready"))
         bench_server();
     json_decref(peers);
     return failed;

@@ -1,0 +1,33 @@
+/* bench: what the parts of whimbrel-bench share. A part measures in rounds, verifies its results
+ * and reports; a wrong result prints no time. Thread: main. */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+
+#define BENCH_SAMPLES_MAX 64
+
+typedef struct samples {
+    double v[BENCH_SAMPLES_MAX];
+    int n;
+} samples;
+
+/* Another algorithm, measured in the same rounds. */
+typedef struct bench_peer {
+    const char *name;
+    samples s;
+} bench_peer;
+
+/* One row: the median of `s` beside the best round and the spread. `limit` 0: none; `higher`:
+ * larger is better. */
+void bench_report(const char *bench, const char *config, const char *unit, bool higher, samples *s,
+                  double limit, const char *basis);
+/* As bench_report, with peers and the ratios of medians. */
+void bench_report_beside(const char *bench, const char *config, const char *unit, bool higher,
+                         samples *s, double limit, const char *basis, bench_peer *peers,
+                         int peer_count);
+/* True if the command line asks for rows whose name begins so. */
+bool bench_wanted(const char *name);
+
+/* p.match, p.insert, p.evict, p.branch: the prefix tree beside hash chains and a token trie.
+ * `read_gbs`: what one thread reads. False if a result was wrong. */
+bool bench_cache(double read_gbs);
