@@ -5,7 +5,7 @@
  * whether it is the one the request meant. The server sees an ordinary OpenAI chat completion; what
  * was expected never leaves this program.
  *
- * HTTP/2 by prior knowledge (h2c), one connection for the whole session, as agents keep it. */
+ * HTTP/2 by prior knowledge (h2c). */
 #include <curl/curl.h>
 #include <jansson.h>
 #include <stdarg.h>
@@ -36,7 +36,7 @@ static const char *const files[] = {"notes/plan.md", "src/main.c",  "report.txt"
 static const char *const tasks[] = {"water the plants", "call the bank",     "buy milk",
                                     "renew the lease",  "feed the cat",      "send the invoice",
                                     "book a dentist",   "pick up the parcel"};
-static const char *const hours[] = {"8am", "9am", "10am", "noon", "3pm", "5pm", "6pm", "8pm"};
+static const char *const hours[] = {"8 am", "9 am", "10 am", "noon", "3 pm", "5 pm", "6 pm", "8 pm"};
 static const char *const subjects[] = {"Budget",  "Lunch",   "Schedule",
                                        "Invoice", "Meeting", "Travel plans"};
 static const char *const bodies[] = {"See you on Friday",     "The numbers are ready",
@@ -294,6 +294,9 @@ static bool ask(CURL *curl, const char *url, json_t *body, reply *r)
     set(where, sizeof where, "%s/v1/chat/completions", url);
     curl_easy_setopt(curl, CURLOPT_URL, where);
     curl_easy_setopt(curl, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_2_PRIOR_KNOWLEDGE);
+    /* A connection a request: libcurl 7.88 fails to take up a prior-knowledge connection again
+     * ("Error in the HTTP2 framing layer"), whatever the server. */
+    curl_easy_setopt(curl, CURLOPT_FORBID_REUSE, 1L);
     curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
     curl_easy_setopt(curl, CURLOPT_POSTFIELDS, text);
     curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, on_bytes);
@@ -323,6 +326,10 @@ static bool ask(CURL *curl, const char *url, json_t *body, reply *r)
 
 /* ---- a session ---- */
 
+/* Terminal styles, empty when the output is a file. */
+static const char *bold = "\033[1m", *dim = "\033[2m", *green = "\033[32m", *red = "\033[31m",
+                  *plain = "\033[0m";
+
 typedef struct tally {
     uint32_t calls, calls_right, answers, answers_right;
     bool json;
@@ -347,7 +354,7 @@ static void print_figures(const reply *r)
     json_t *own = json_object_get(r->usage, "whimbrel");
     double decode_ms = json_number_value(json_object_get(own, "decode_ms"));
     long long output = json_integer_value(json_object_get(r->usage, "completion_tokens"));
-    printf("      \033[2mprompt %lld tokens, %lld cached; ttft %.1f ms; %lld tokens",
+    printf("      %sprompt %lld tokens, %lld cached; ttft %.1f ms; %lld tokens", dim,
            (long long)json_integer_value(json_object_get(r->usage, "prompt_tokens")),
            (long long)json_integer_value(json_object_get(details, "cached_tokens")),
            r->first_ns != 0 ? (double)(r->first_ns - r->sent_ns) / 1e6 : 0.0, output);
@@ -357,7 +364,7 @@ static void print_figures(const reply *r)
     if (drafted > 0)
         printf("; drafts %lld of %lld kept",
                (long long)json_integer_value(json_object_get(own, "accepted")), drafted);
-    printf("\033[0m\n");
+    printf("%s\n", plain);
 }
 
 static json_t *assistant_message(const reply *r)
@@ -377,7 +384,7 @@ static bool play_turn(CURL *curl, const char *url, json_t *body, const task *t, 
 {
     json_t *messages = json_object_get(body, "messages");
     json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "user", "content", t->ask));
-    printf("  \033[1m%u. user\033[0m %s\n", turn, t->ask);
+    printf("  %s%u. user%s %s\n", bold, turn, plain, t->ask);
     /* A model may call more than once; a few rounds, then the turn is over whatever it does. */
     for (int round = 0; round < 3; round++) {
         reply r;
@@ -388,7 +395,7 @@ static bool play_turn(CURL *curl, const char *url, json_t *body, const task *t, 
         }
         json_array_append_new(messages, assistant_message(&r));
         if (r.reasoning.length > 0)
-            printf("     \033[2mthinks %s\033[0m\n", r.reasoning.data);
+            printf("     %sthinks %s%s\n", dim, r.reasoning.data, plain);
         if (r.text.length > 0)
             printf("     says   %s\n", r.text.data);
         size_t i;
@@ -397,11 +404,11 @@ static bool play_turn(CURL *curl, const char *url, json_t *body, const task *t, 
         json_array_foreach(r.calls, i, call)
         {
             json_t *function = json_object_get(call, "function");
-            printf("     calls  %s(%s)%s\n", json_string_value(json_object_get(function, "name")),
-                   json_string_value(json_object_get(function, "arguments")),
-                   round > 0 ? ""
-                   : right   ? "  \033[32mright\033[0m"
-                             : "  \033[31mwrong\033[0m");
+            const char *style = right ? green : red, *verdict = right ? "right" : "wrong";
+            printf("     calls  %s(%s)%s%s%s%s\n",
+                   json_string_value(json_object_get(function, "name")),
+                   json_string_value(json_object_get(function, "arguments")), round > 0 ? "" : "  ",
+                   round > 0 ? "" : style, round > 0 ? "" : verdict, round > 0 ? "" : plain);
             json_array_append_new(messages,
                                   json_pack("{s:s,s:s,s:s}", "role", "tool", "tool_call_id",
                                             json_string_value(json_object_get(call, "id")),
@@ -412,7 +419,7 @@ static bool play_turn(CURL *curl, const char *url, json_t *body, const task *t, 
             sum->calls++;
             sum->calls_right += right;
             if (calls == 0)
-                printf("     \033[31mno call, %s was meant\033[0m\n", t->name);
+                printf("     %sno call, %s was meant%s\n", red, t->name, plain);
         }
         if (calls == 0 && round > 0) {
             sum->answers++;
@@ -496,6 +503,8 @@ int main(int argc, char **argv)
         else
             return usage(stderr);
     }
+    if (!isatty(STDOUT_FILENO))
+        bold = dim = green = red = plain = "";
     curl_global_init(CURL_GLOBAL_DEFAULT);
     CURL *curl = curl_easy_init();
     tally sum = {0};
