@@ -31,7 +31,7 @@ await check('wrong types are 400 and name the field', async () => {
     [{ messages: 'hi' }, 'messages'], [{ messages: [] }, 'messages'], [{ messages: [user, 7] }, 'messages[1]'],
     [{ messages: [{ role: 'wizard', content: 'x' }] }, 'messages[0].role'], [{ messages: [{ role: 'user', content: 5 }] }, 'messages[0].content'],
     [{ messages: [user, { role: 'assistant', tool_calls: [{ id: 'a', type: 'function', function: { name: 'f', arguments: 3 } }] }] }, 'messages[1].tool_calls[0].function.arguments'],
-    [{ messages: [{ role: 'user', content: [{ type: 'image_url', image_url: { url: 'data:' } }] }] }, 'messages[0].content[0]'],
+    [{ messages: [{ role: 'user', content: [{ type: 'image_url', image_url: { url: 'data:' } }] }] }, 'messages[0].content[0].type'],
     [{ temperature: 'hot' }, 'temperature'], [{ temperature: 9 }, 'temperature'], [{ top_p: -1 }, 'top_p'], [{ max_tokens: 0 }, 'max_tokens'],
     [{ max_tokens: 1.5 }, 'max_tokens'], [{ stop: 5 }, 'stop'], [{ stop: ['a', 'b', 'c', 'd', 'e'] }, 'stop'], [{ tools: {} }, 'tools'],
     [{ tools: [{ type: 'function', function: { name: 'bad name!' } }] }, 'tools[0].function.name'], [{ tool_choice: 'sometimes' }, 'tool_choice'],

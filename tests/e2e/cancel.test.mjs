@@ -49,19 +49,19 @@ async function until(what, condition, ms) {
   }
   return Date.now() - start;
 }
-const idle = async () => (await gauge('whimbrel_requests_running')) === 0 && (await gauge('whimbrel_requests_queued')) === 0;
+const idle = async () => (await gauge('whimbrel_running')) === 0 && (await gauge('whimbrel_queued')) === 0;
 
 for (const [name, start] of Object.entries(clients)) {
   await check(`${name}: leaving in decode is noticed within 500 ms`, async () => {
     const client = await start(`hello ${word()}`);
     await client.first;
-    assert.equal(await gauge('whimbrel_requests_running'), 1);
+    assert.equal(await gauge('whimbrel_running'), 1);
     client.leave();
     console.log(`  ${await until('decode', idle, 500)} ms`);
   });
   await check(`${name}: leaving in prefill is noticed within 500 ms`, async () => {
     const client = await start(long(3000));
-    await until('start', async () => (await gauge('whimbrel_requests_running')) === 1, 5000);
+    await until('start', async () => (await gauge('whimbrel_running')) === 1, 5000);
     client.leave();
     console.log(`  ${await until('prefill', idle, 500)} ms`);
   });
@@ -69,10 +69,10 @@ for (const [name, start] of Object.entries(clients)) {
     const first = await start(`hello ${word()}`);
     await first.first;
     const second = await start(`hello ${word()}`);
-    await until('queued', async () => (await gauge('whimbrel_requests_queued')) === 1, 5000);
+    await until('queued', async () => (await gauge('whimbrel_queued')) === 1, 5000);
     second.leave();
-    console.log(`  ${await until('queue', async () => (await gauge('whimbrel_requests_queued')) === 0, 500)} ms`);
-    assert.equal(await gauge('whimbrel_requests_running'), 1, 'the other one goes on');
+    console.log(`  ${await until('queue', async () => (await gauge('whimbrel_queued')) === 0, 500)} ms`);
+    assert.equal(await gauge('whimbrel_running'), 1, 'the other one goes on');
     first.leave();
     await until('end', idle, 500);
   });

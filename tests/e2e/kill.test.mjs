@@ -44,7 +44,7 @@ await check(`${rounds} rounds of kill -9 under load lose no told turn`, async ()
     await load;
     session.destroy();
   }
-  const rows = ledger(data, "select response_id, output_tokens, status from turns");
+  const rows = ledger(data, "select response as response_id, output_tokens, status from turns");
   const known = new Map(rows.map((r) => [r.response_id, r]));
   for (const [id, tokens] of told) {
     assert.ok(known.has(id), `told turn ${id} is not in the ledger`);

@@ -31,7 +31,7 @@ const living = new Set();
 process.on('exit', () => living.forEach((child) => child.kill('SIGKILL')));
 
 /** Starts build/whimbrel on free ports; `set` is a map of configuration keys. */
-export async function startServer({ data, model = 'config/models/nano', set = {}, args = [], env = {} } = {}) {
+export async function startServer({ data, model = process.env.WHIMBREL_E2E_MODEL ?? 'config/models/nano', set = {}, args = [], env = {} } = {}) {
   const own = data === undefined;
   data ??= mkdtempSync(join(tmpdir(), 'whimbrel-e2e-'));
   const argv = ['--model', model, '--listen', '127.0.0.1:0', '--data', data, '--set', 'admin.listen=127.0.0.1:0', ...args];
@@ -51,8 +51,11 @@ export async function startServer({ data, model = 'config/models/nano', set = {}
     exited.then(({ code }) => { clearTimeout(timer); reject(new Error(`exit ${code} before ready:\n${log}`)); });
   });
   const url = line.match(/^ready (\S+)/)[1];
-  const admin = line.match(/admin=(\S+)/)?.[1];
-  const tls = line.match(/tls=(\S+)/)?.[1];
+  // The other listeners' addresses are in the log, for they may be off.
+  let where;
+  for (let i = 0; i < 100 && !(where = log.match(/ listening tls=(\S+) admin=(\S+)/)); i++) await sleep(10);
+  const tls = where[1] === 'off' ? undefined : `https://${where[1]}`;
+  const admin = where[2] === 'off' ? undefined : `http://${where[2]}`;
   return {
     url, admin, tls, data, child, exited, line, log: () => log,
     async stop() {
