@@ -451,7 +451,8 @@ static inline bool admit(gw_exchange *exchange)
     uint64_t until = base_now_ns() + 2000000000;
     while (!exchange->ended && !exchange->dead && base_now_ns() < until && !atomic_load(&engine.waiting))
         pump(5);
-    pump_all();
+    if (!exchange->ended)
+        pump_all();
     atomic_store(&engine.waiting, 0);
     return !exchange->ended;
 }
