@@ -64,7 +64,7 @@ static void lay_out(cpu_device *d, carver *c, uint32_t threads)
     /* The slack lets one row of a mixture with many chosen experts pass whatever the step's size.
      */
     d->wide_floats = 3 * rows * width + (CPU_TOPK_MAX + 1) * width;
-    d->tile_floats = base_max(16 * width, CPU_TILE_OUTS * CPU_PANEL_COLS);
+    d->tile_floats = base_max(16 * width, CPU_TILE_OUTS * 2 * CPU_PANEL_COLS);
     d->score_floats = base_max(base_max((size_t)1 << 18, CPU_INDEX_HEADS_MAX * blocks),
                                4 * (blocks * KN_BLOCK_TOKENS));
     d->normed = carve(c, rows * width, sizeof(float));

@@ -9,17 +9,18 @@
 #define CPU_HEAD_DIM_MAX 512
 #define CPU_GROUP_HEADS_MAX 128 /* query heads on one kv head */
 #define CPU_INDEX_HEADS_MAX 64
-#define CPU_GROUP_ROWS 64   /* rows that share one decoded block in attention and selection */
-#define CPU_TILE_OUTS 32    /* most outputs of a matrix that one piece of work computes */
-#define CPU_TILE_MIN 4      /* … and the fewest */
-#define CPU_PANEL_COLS 1024 /* columns of a matrix that are decoded at a time */
-#define CPU_PANEL_ROWS 128  /* rows whose accumulators wait between two panels */
+#define CPU_GROUP_ROWS 64 /* rows that share one decoded block in attention and selection */
+#define CPU_TILE_OUTS 32  /* most outputs of a matrix that one piece of work computes */
+#define CPU_TILE_MIN 4    /* … and the fewest */
+#define CPU_PANEL_COLS                                                                             \
+    384 /* columns of a matrix that are decoded at a time, or up to twice as many at once */
+#define CPU_PANEL_ROWS 128 /* rows whose accumulators wait between two panels */
 
 /* One thread's scratch; every pointer is 64-aligned. */
 typedef struct cpu_thread {
-    float *tile;              /* decoded weights: [CPU_TILE_OUTS, CPU_PANEL_COLS], of ref one row */
-    float *waiting;           /* [CPU_PANEL_ROWS, CPU_TILE_OUTS, 16] accumulators */
-    float *y0, *y1, *y2;      /* [rows_max, CPU_TILE_OUTS] each */
+    float *tile;         /* decoded weights: [CPU_TILE_OUTS, 2 * CPU_PANEL_COLS], of ref one row */
+    float *waiting;      /* [CPU_PANEL_ROWS, CPU_TILE_OUTS, 16] accumulators */
+    float *y0, *y1, *y2; /* [rows_max, CPU_TILE_OUTS] each */
     float *block_k, *block_v; /* [CPU_HEAD_DIM_MAX * KN_BLOCK_TOKENS] each */
     float *p;                 /* [CPU_GROUP_HEADS_MAX * KN_BLOCK_TOKENS] */
     float *m, *l;             /* [CPU_GROUP_ROWS * CPU_GROUP_HEADS_MAX] each */

@@ -290,7 +290,7 @@ INLINE void few_rows(const kn_type type, const int R, const int N, const sink *s
     FEW_CASE(type, 3, 4)                                                                           \
     FEW_CASE(type, 4, 4)                                                                           \
     FEW_CASE(type, 5, 4)                                                                           \
-    FEW_CASE(type, 6, 2)                                                                           \
+    FEW_CASE(type, 6, 4)                                                                           \
     FEW_CASE(type, 7, 2)                                                                           \
     FEW_CASE(type, 8, 2)
 #else
@@ -369,8 +369,9 @@ static void wide_rows(const cpu_thread *t, const sink *s, const float *x, size_t
                       const uint32_t *index, uint32_t rows, uint32_t first, uint32_t last)
 {
     const uint32_t cols = s->w->cols;
-    const uint32_t panel = min_u32((cols + 15) & ~15u, CPU_PANEL_COLS);
-    const bool one = cols <= panel;
+    const uint32_t padded = (cols + 15) & ~15u;
+    const bool one = padded <= 2 * CPU_PANEL_COLS;
+    const uint32_t panel = one ? padded : CPU_PANEL_COLS;
     uint32_t step = (TILE_BYTES / (uint32_t)sizeof(float) / panel) & ~3u;
     step = step < CPU_TILE_MIN ? CPU_TILE_MIN : step > CPU_TILE_OUTS ? CPU_TILE_OUTS : step;
     const uint32_t rows_step = one ? rows : CPU_PANEL_ROWS;
