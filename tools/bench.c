@@ -177,24 +177,34 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) static uint64_t rea
     return a[0] ^ a[1] ^ a[2] ^ a[3] ^ a[4] ^ a[5] ^ a[6] ^ a[7];
 }
 
+/* Twelve accumulators hide the latency; each is a variable of its own, or the compiler keeps them in memory. */
 __attribute__((target_clones("avx512f", "arch=haswell", "default"),
                optimize("fp-contract=fast"))) static float
 fma_all(uint32_t loops)
 {
-    lanes acc[12], x, y;
+    lanes x, y;
     for (int i = 0; i < 16; i++) {
         x[i] = 1.0f - 1e-7f;
         y[i] = 1e-7f;
     }
-    for (int i = 0; i < 12; i++)
-        acc[i] = y * (float)i;
-    for (uint32_t n = 0; n < loops; n++)
-        for (int i = 0; i < 12; i++)
-            acc[i] = acc[i] * x + y;
-    float sum = 0;
-    for (int i = 0; i < 12; i++)
-        sum += acc[i][0];
-    return sum;
+    lanes a = y, b = y + y, c = b + y, d = c + y, e = d + y, f = e + y, g = f + y, h = g + y;
+    lanes p = h + y, q = p + y, r = q + y, s = r + y;
+    for (uint32_t n = 0; n < loops; n++) {
+        a = a * x + y;
+        b = b * x + y;
+        c = c * x + y;
+        d = d * x + y;
+        e = e * x + y;
+        f = f * x + y;
+        g = g * x + y;
+        h = h * x + y;
+        p = p * x + y;
+        q = q * x + y;
+        r = r * x + y;
+        s = s * x + y;
+    }
+    a += b + c + d + e + f + g + h + p + q + r + s;
+    return a[0];
 }
 
 static void *read_job(void *arg)
