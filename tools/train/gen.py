@@ -1398,7 +1398,7 @@ class Generator:
         row = r.random() < 0.5
         fields = [f.split(":", 1) for f in r.sample(W.FIELDS, 2)]
         seen = set()
-        while size < target:
+        while size < target or not facts:
             if row:
                 k = v.ident()
                 if k in seen:
@@ -1438,7 +1438,7 @@ class Generator:
             conv.system = (conv.system or "You are a helpful assistant.") + "\n\n" + body
             tools = self.tool_set(v.pick((0, 0, 2, 5)))
             conv.tools = [t.schema() for t in tools]
-        for _ in range(v.pick((2, 3, 4))):
+        for _ in range(v.pick((2, 3, 4)) if facts else 0):
             self.ep_follow(conv, facts)
         return conv
 

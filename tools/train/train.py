@@ -147,7 +147,7 @@ def train_draft(a, c, params, dp, feeder, T, end, device, early_cb):
             m = (win / 25).tolist()
             win.zero_()
             log(f"draft step {step} loss {m[0]:.4f} tv {m[1]:.4f} prefix {m[2]:.2f} of {c.draft_block}")
-            if early is None and (m[2] >= 1.3 or step >= 300):      # accepted length (with the bonus) of 2 to 3
+            if early is None and (m[2] >= 1.8 or step >= 300):      # accepted length (with the bonus) of 2 to 3
                 early = {k: v.detach().clone() for k, v in dp.items()}
                 early_cb(early, step, m)
     if early is None:
