@@ -341,6 +341,10 @@ static bool launch(lane *l)
     curl_easy_setopt(l->curl, CURLOPT_PRIVATE, l);
     curl_easy_setopt(l->curl, CURLOPT_TIMEOUT, REQUEST_SECONDS_MAX);
     curl_easy_setopt(l->curl, CURLOPT_NOSIGNAL, 1L);
+    /* With libcurl 7.88 the second request of a prior-knowledge connection fails in a multi handle
+     * ("Error in the HTTP2 framing layer"). */
+    curl_easy_setopt(l->curl, CURLOPT_FRESH_CONNECT, (long)r->o->http2);
+    curl_easy_setopt(l->curl, CURLOPT_FORBID_REUSE, (long)r->o->http2);
     l->sent_ns = base_now_ns();
     l->state = LANE_BUSY;
     l->sent++;
