@@ -100,8 +100,8 @@ static base_code check_reach(const gw_app *app, base_err *err)
         if (listens[i][1][0] != '\0' && !gw_conf_is_loopback(listens[i][1]))
             return base_fail_param(
                 err, BASE_DENIED, listens[i][0],
-                "%s %.60s reaches beyond this machine and there are no keys; make one, or set "
-                "server.insecure=true",
+                "%s %.40s reaches beyond this machine and there are no keys: make one "
+                "(POST /admin/v1/keys) or set server.insecure=true",
                 listens[i][0], listens[i][1]);
     return BASE_OK;
 }
@@ -131,6 +131,8 @@ static base_code start(gw_app *app, base_err *err)
             BASE_OK ||
         (code = gw_server_create(&app->server, &server, err)) != BASE_OK)
         return code;
+    if (conf->server_insecure)
+        gw_tenants_open_to_all(app->tenants);
     gw_server_start(app->server);
     return BASE_OK;
 }

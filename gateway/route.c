@@ -45,6 +45,9 @@ static const route routes[] = {
     {"GET", "/health/ready", PUBLIC | ADMIN | QUIET, gw_api_ready},
     {"GET", "/readyz", PUBLIC | ADMIN | QUIET, gw_api_ready},
     {"GET", "/metrics", ADMIN | PUBLIC_METRICS | QUIET, gw_admin_metrics},
+    {"GET", "/admin/v1/keys", ADMIN, gw_admin_keys_list},
+    {"POST", "/admin/v1/keys", ADMIN | JSON_BODY, gw_admin_keys_make},
+    {"DELETE", "/admin/v1/keys/{id}", ADMIN, gw_admin_keys_revoke},
     {"GET", "/v1/models", PUBLIC, gw_api_models_list},
     {"GET", "/v1/models/{id}", PUBLIC, gw_api_models_get},
     {"POST", "/v1/chat/completions", PUBLIC | JSON_BODY | TURN, gw_api_chat_handle},
@@ -128,12 +131,11 @@ static bool admissible(gw_app *app, gw_exchange *exchange)
         gw_exchange_add_header(exchange, "access-control-expose-headers",
                                "x-request-id, retry-after, retry-after-ms, x-should-retry");
     }
-    if (gw_tenants_keyed(app->tenants))
+    if (gw_tenants_keyed(app->tenants) && gw_exchange_listener(exchange) != GW_LISTENER_ADMIN)
         return true;
     if (!host_fits(app, gw_exchange_authority(exchange))) {
-        gw_error_respond(
-            exchange, 421, "invalid_request_error", "misdirected_request", NULL,
-            "without keys Host must be an address, localhost or listed in server.hosts");
+        gw_error_respond(exchange, 421, "invalid_request_error", "misdirected_request", NULL,
+                         "Host must be an address, localhost or listed in server.hosts");
         return false;
     }
     if (origin != NULL && !origin_listed && !same_origin(origin, gw_exchange_authority(exchange))) {

@@ -1270,7 +1270,6 @@ void gw_server_start(gw_server *server)
     for (uint32_t i = 0; i < server->loop_count; i++)
         CHECK(pthread_create(&server->loops[i].thread, NULL, loop_main, &server->loops[i]) == 0);
     pthread_barrier_wait(&server->ready);
-    pthread_barrier_destroy(&server->ready);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     server->started = true;
 }
@@ -1391,6 +1390,7 @@ void gw_server_destroy(gw_server *server)
         give_order(server, run_quit, 0);
         for (uint32_t i = 0; i < server->loop_count; i++)
             pthread_join(server->loops[i].thread, NULL);
+        pthread_barrier_destroy(&server->ready);
     }
     for (uint32_t i = 0; i < server->loop_count; i++) {
         if (!server->started && server->loops[i].watch_fd >= 0)

@@ -38,6 +38,8 @@ typedef enum gw_auth {
 /* Makes the tenant `default` if there is none. The ledger is borrowed and outlives this. */
 base_code gw_tenants_create(gw_tenants **out, gw_ledger *ledger, base_err *err);
 void gw_tenants_destroy(gw_tenants *tenants); /* NULL is fine */
+/* server.insecure: without keys clients beyond loopback are the tenant `default` too. Before the first request. */
+void gw_tenants_open_to_all(gw_tenants *tenants);
 gw_account *gw_tenants_account(gw_tenants *tenants); /* the usage totals, borrowed */
 bool gw_tenants_keyed(const gw_tenants *tenants); /* at least one key is valid: other addresses than loopback may be served */
 
