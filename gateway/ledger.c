@@ -420,7 +420,8 @@ static void sequence_hash(uint64_t out[2], const int32_t *a, uint32_t a_count, c
 {
     XXH3_state_t state;
     XXH3_128bits_reset(&state);
-    XXH3_128bits_update(&state, a, (size_t)a_count * sizeof(*a));
+    if (a_count)
+        XXH3_128bits_update(&state, a, (size_t)a_count * sizeof(*a));
     if (b_count)
         XXH3_128bits_update(&state, b, (size_t)b_count * sizeof(*b));
     XXH128_hash_t hash = XXH3_128bits_digest(&state);
@@ -810,7 +811,7 @@ static base_code transact(gw_ledger *ledger, work *works, uint32_t count, base_e
 static void remember(gw_ledger *ledger, work *w)
 {
     gw_commit *commit = w->commit;
-    if (!commit->splice || ledger->hash.failed)
+    if (!commit->splice || commit->run_count == commit->lead || ledger->hash.failed)
         return;
     gw_id *ids = commit->answer.call_count ? calloc(commit->answer.call_count, sizeof(*ids)) : NULL;
     for (uint32_t i = 0; ids && i < commit->answer.call_count; i++)

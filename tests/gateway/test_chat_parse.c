@@ -242,9 +242,13 @@ Test(chat_parse, messages_reach_the_engine_as_they_are_meant)
 
 Test(chat_parse, a_nul_in_a_text_reaches_the_tokenizer)
 {
-    run(SAID("\"abc\\u0000SECRET\""));
+    gw_exchange *e = send_text(SAID("\"abc\\u0000SECRET\""));
+    cr_assert(admit(e));
     cr_assert_eq(engine.request.token_count, 1 + 10 + 1);
     cr_assert_eq(engine.request.tokens[4], 0);
+    engine_done(ENG_FINISH_STOP, 1, -1, 0);
+    pump_until_over(e);
+    free_exchange(e);
 }
 
 Test(chat_parse, tools_keep_their_text)

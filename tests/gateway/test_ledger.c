@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
@@ -80,6 +81,16 @@ static int64_t count_rows(const char *sql)
 
 /* ---- a conversation in few words ---- */
 
+/* What a test makes lives as long as its process; it stays reachable, so that a leak of the ledger stands out. */
+void *volatile test_ledger_kept[65536];
+static void *keep(void *made)
+{
+    static atomic_uint count;
+    cr_assert_not_null(made);
+    test_ledger_kept[atomic_fetch_add(&count, 1) % 65536] = made;
+    return made;
+}
+
 static eng_text text(const char *t)
 {
     return (eng_text){t, t ? strlen(t) : 0};
@@ -98,7 +109,7 @@ static eng_item assistant(const char *t, const char *reasoning)
 /* One call; lives as long as the test. */
 static eng_item caller(const char *t, const char *reasoning, const char *id, const char *name, const char *arguments)
 {
-    eng_call *call = calloc(1, sizeof(*call));
+    eng_call *call = keep(calloc(1, sizeof(*call)));
     *call = (eng_call){text(id), text(name), text(arguments)};
     eng_item item = assistant(t, reasoning);
     item.calls = call;
@@ -142,7 +153,7 @@ static gw_match match_under(gw_ledger *ledger, const gw_root *r, eng_item *items
 {
     gw_match match;
     base_err err = BASE_ERR_INIT;
-    base_arena *arena = base_arena_create(4096, 16 << 20); /* left to the process's end */
+    base_arena *arena = keep(base_arena_create(4096, 16 << 20)); /* left to the process's end */
     for (uint32_t i = 0; i < count; i++)
         items[i].tokens = NULL;
     cr_assert_eq(gw_ledger_match(ledger, &match, r, items, count, arena, &err), BASE_OK, "%s", err.text);
@@ -160,16 +171,16 @@ static gw_match match_of(gw_ledger *ledger, eng_item *items, uint32_t count)
 static told *turn_with(gw_ledger *ledger, const gw_root *r, eng_item *items, uint32_t count, eng_item answer,
                        const int32_t *run, uint32_t run_count)
 {
-    told *t = calloc(1, sizeof(*t));
+    told *t = keep(calloc(1, sizeof(*t)));
     sem_init(&t->done, 0, 0);
-    t->arena = base_arena_create(4096, 16 << 20);
+    t->arena = keep(base_arena_create(4096, 16 << 20));
     t->id = gw_id_mint("turn_");
-    eng_item *own = calloc(count + 1, sizeof(*own));
+    eng_item *own = keep(calloc(count + 1, sizeof(*own)));
     memcpy(own, items, count * sizeof(*own));
     for (uint32_t i = 0; i < count; i++)
         own[i].tokens = NULL;
     cr_assert_eq(gw_ledger_match(ledger, &t->match, r, own, count, t->arena, NULL), BASE_OK);
-    int32_t *prompt = calloc(4096, sizeof(*prompt));
+    int32_t *prompt = keep(calloc(4096, sizeof(*prompt)));
     uint32_t prompt_count = 0;
     for (uint32_t i = 0; i < count; i++) {
         for (uint32_t k = 0; k < own[i].token_count && own[i].tokens; k++)
@@ -178,7 +189,7 @@ static told *turn_with(gw_ledger *ledger, const gw_root *r, eng_item *items, uin
             prompt[prompt_count++] = 1000 + (int32_t)own[i].text.length;
     }
     static const uint32_t steps[] = {1, 2};
-    gw_root *kept = malloc(sizeof(*kept));
+    gw_root *kept = keep(malloc(sizeof(*kept)));
     *kept = *r;
     t->commit = (gw_commit){.done = on_done,
                             .retention = retention,
@@ -324,7 +335,7 @@ Test(ledger, a_turn_is_there_after_reopening_with_its_tokens)
     gw_ledger_close(ledger);
 
     ledger = open_ledger();
-    base_arena *arena = base_arena_create(4096, 1 << 20);
+    base_arena *arena = keep(base_arena_create(4096, 1 << 20));
     gw_turn_row row;
     base_err err = BASE_ERR_INIT;
     cr_assert_eq(gw_ledger_turn(ledger, &row, 1, one->id.text, arena, &err), BASE_OK, "%s", err.text);
@@ -353,7 +364,7 @@ Test(ledger, other_tenants_turns_are_as_unknown_as_none)
     make_tenants(ledger);
     eng_item items[] = {user("q")};
     told *t = turn(ledger, items, 1, assistant("a", NULL), RUN(1, 2));
-    base_arena *arena = base_arena_create(4096, 1 << 20);
+    base_arena *arena = keep(base_arena_create(4096, 1 << 20));
     gw_turn_row row;
     base_err other = BASE_ERR_INIT, none = BASE_ERR_INIT;
     cr_assert_eq(gw_ledger_turn(ledger, &row, 2, t->id.text, arena, &other), BASE_NOT_FOUND);
@@ -425,16 +436,16 @@ Test(ledger, expired_turns_leave_with_all_that_only_they_held)
     turn(ledger, second, 3, assistant("CANARY-FOUR", NULL), RUN(3));
     retention = GW_RETAIN_KEPT;
     eng_item kept[] = {user("kept")};
-    told *keep = turn(ledger, kept, 1, assistant("kept", NULL), RUN(4));
+    told *stays = turn(ledger, kept, 1, assistant("kept", NULL), RUN(4));
     int64_t later = base_wall_ms() + 3600000 * 2;
     for (int i = 0; i < 3; i++, later += 3600000 * 2) /* children first, then their parents */
         cr_assert_eq(gw_ledger_sweep(ledger, later, NULL), BASE_OK);
     cr_assert(gw_ledger_check(ledger, NULL));
     match_of(ledger, second, 3);
     cr_assert_null(second[1].tokens, "not in memory either");
-    base_arena *arena = base_arena_create(4096, 1 << 20);
+    base_arena *arena = keep(base_arena_create(4096, 1 << 20));
     gw_turn_row row;
-    cr_assert_eq(gw_ledger_turn(ledger, &row, 1, keep->id.text, arena, NULL), BASE_OK);
+    cr_assert_eq(gw_ledger_turn(ledger, &row, 1, stays->id.text, arena, NULL), BASE_OK);
     gw_ledger_close(ledger);
     cr_assert_eq(count_rows("SELECT count(*) FROM turns"), 1);
     cr_assert_eq(count_rows("SELECT count(*) FROM runs"), 1);
@@ -539,7 +550,7 @@ Test(ledger, arguments_cut_off_are_the_same_byte_for_byte)
 Test(ledger, deep_and_large_arguments_are_compared_too)
 {
     size_t deep = 500, length = 0;
-    char *nested = malloc(4 * deep + 4096), *wide = malloc(4 << 20);
+    char *nested = keep(malloc(4 * deep + 4096)), *wide = keep(malloc(4 << 20));
     for (size_t i = 0; i < deep; i++)
         length += (size_t)sprintf(nested + length, "[");
     for (size_t i = 0; i < deep; i++)
@@ -742,7 +753,7 @@ Test(ledger, a_cancelled_turn_is_recorded_with_its_tokens)
     gw_ledger *ledger = open_ledger();
     make_tenants(ledger);
     eng_item q[] = {user("q")};
-    told *t = calloc(1, sizeof(*t));
+    told *t = keep(calloc(1, sizeof(*t)));
     gw_root r = root();
     told *done = turn_with(ledger, &r, q, 1, assistant("par", NULL), RUN(1));
     t->commit = done->commit;
@@ -757,7 +768,7 @@ Test(ledger, a_cancelled_turn_is_recorded_with_its_tokens)
     t->commit.run_count = 3;
     cr_assert(gw_ledger_commit(ledger, &t->commit));
     sem_wait(&t->done);
-    base_arena *arena = base_arena_create(4096, 1 << 20);
+    base_arena *arena = keep(base_arena_create(4096, 1 << 20));
     gw_turn_row row;
     cr_assert_eq(gw_ledger_turn(ledger, &row, 1, t->id.text, arena, NULL), BASE_OK);
     cr_assert_eq(row.status, GW_TURN_CANCELLED);
@@ -773,7 +784,7 @@ Test(ledger, a_turn_without_output_is_recorded)
     gw_root r = root();
     told *t = turn_with(ledger, &r, q, 1, assistant(NULL, NULL), NULL, 0);
     cr_assert(t->commit.stored, "%s", t->commit.err.text);
-    base_arena *arena = base_arena_create(4096, 1 << 20);
+    base_arena *arena = keep(base_arena_create(4096, 1 << 20));
     gw_turn_row row;
     cr_assert_eq(gw_ledger_turn(ledger, &row, 1, t->id.text, arena, NULL), BASE_OK);
     cr_assert_eq(row.run_count, 0);
@@ -829,7 +840,7 @@ Test(ledger, more_alternatives_than_memory_lists)
 {
     gw_ledger *ledger = open_ledger();
     make_tenants(ledger);
-    char thoughts[50][16];
+    char thoughts[50][24];
     for (int i = 0; i < 50; i++) {
         snprintf(thoughts[i], sizeof(thoughts[i]), "thought %d", i);
         eng_item q[] = {user("q")};
@@ -853,7 +864,7 @@ static void *commit_many(void *ctx)
     char name[64];
     for (int i = 0; i < 100; i++) {
         snprintf(name, sizeof(name), "%lx %d", (unsigned long)pthread_self(), i);
-        char *kept = strdup(name);
+        char *kept = keep(strdup(name));
         eng_item q[] = {user(kept)};
         turn(ledger, q, 1, assistant(kept, "r"), (const int32_t[]){i, 2, 3}, 3);
         eng_item items[] = {user(kept), assistant(kept, NULL)};
@@ -897,7 +908,7 @@ static void child(int told_fd)
 
 Test(ledger, a_kill_at_any_moment_loses_nothing_that_was_told, .timeout = 120)
 {
-    base_arena *arena = base_arena_create(4096, 64 << 20);
+    base_arena *arena = keep(base_arena_create(4096, 64 << 20));
     for (int round = 0; round < 10; round++) {
         int fds[2];
         cr_assert_eq(pipe(fds), 0);

@@ -260,10 +260,13 @@ Test(turn, silence_is_broken_by_comments_or_by_empty_deltas)
         size_t count = records(e, &copy, list, 64);
         cr_assert_geq(count, 3);
         cr_assert_leq(count, 6, "not more often than asked");
-        if (chunk)
-            cr_assert_eq(json_object_size(at(parse(list[1]), "choices.0.delta")), 0);
-        else
+        if (chunk) {
+            json_t *json = parse(list[1]);
+            cr_assert_eq(json_object_size(at(json, "choices.0.delta")), 0);
+            json_decref(json);
+        } else {
             cr_assert_str_eq(list[1], ": ping");
+        }
         engine_done(ENG_FINISH_STOP, 0, -1, 0);
         pump_until_over(e);
         free(copy);
