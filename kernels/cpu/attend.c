@@ -17,11 +17,15 @@
 #define SCORE_LANES 2
 #define VALUE_HEADS 4
 #define VALUE_LANES 4
+#define STRAIGHT_HEADS 4
+#define STRAIGHT_KEYS 4
 #else
 #define SCORE_HEADS 1
 #define SCORE_LANES 1
 #define VALUE_HEADS 2
 #define VALUE_LANES 2
+#define STRAIGHT_HEADS 2
+#define STRAIGHT_KEYS 2
 #endif
 
 /* ---- reading pages ---- */
@@ -178,12 +182,105 @@ INLINE void score_heads(const int HEADS, float *s, const float *const *q, const 
     }
 }
 
-/* s[h][t] = dot(q[h], key t) for t < count rounded up to 16; q rows `dims` apart, s rows
- * KN_BLOCK_TOKENS apart. */
-static void scores(float *s, const float *q, uint32_t heads, const float *keys, uint32_t dims,
+/* The same from a plane as it stands, for so few queries that a transposed copy does not pay: lanes
+ * run over the dims, and sum16 is taken for several keys at once. s[h][t] for first <= t < count
+ * rounded up to STRAIGHT_KEYS. */
+INLINE void straight_of_type(const kn_kv_type type, const int HEADS, float *s, const float *q,
+                             const uint8_t *plane, uint32_t row_bytes, uint32_t dims,
+                             uint32_t first, uint32_t count)
+{
+    for (uint32_t t = first; t < count; t += STRAIGHT_KEYS) {
+        const uint8_t *row = plane + (size_t)t * row_bytes;
+        v16 acc[16];
+        UNROLL for (int i = 0; i < HEADS * STRAIGHT_KEYS; i++) acc[i] = v16_zero();
+        for (uint32_t i = 0; i < dims; i += 16) {
+            v16 key[STRAIGHT_KEYS];
+            UNROLL for (uint32_t k = 0; k < STRAIGHT_KEYS; k++) key[k] =
+                row_lanes(type, row + (size_t)k * row_bytes, dims, i);
+            UNROLL for (int h = 0; h < HEADS; h++)
+            {
+                const v16 a = v16_load(q + (size_t)h * dims + i);
+                UNROLL for (int k = 0; k < STRAIGHT_KEYS; k++) acc[h * STRAIGHT_KEYS + k] =
+                    v16_fma(a, key[k], acc[h * STRAIGHT_KEYS + k]);
+            }
+        }
+        float sum[16];
+        const int count_acc = HEADS * STRAIGHT_KEYS;
+        UNROLL for (int i = 0; i < count_acc; i += 4)
+        {
+            const int top = count_acc - 1;
+            _mm_storeu_ps(sum + i, v16_sum4(acc[i], acc[i + 1], acc[i + 2 < top ? i + 2 : top],
+                                            acc[i + 3 < top ? i + 3 : top]));
+        }
+        UNROLL for (int h = 0; h < HEADS; h++)
+            memcpy(s + (size_t)h * KN_BLOCK_TOKENS + t, sum + h * STRAIGHT_KEYS,
+                   STRAIGHT_KEYS * sizeof *s);
+    }
+}
+
+INLINE void straight_heads(const kn_kv_type type, float *s, const float *q, uint32_t heads,
+                           const uint8_t *plane, uint32_t row_bytes, uint32_t dims, uint32_t first,
+                           uint32_t count)
+{
+    uint32_t h = 0;
+    for (; h + STRAIGHT_HEADS <= heads; h += STRAIGHT_HEADS)
+        straight_of_type(type, STRAIGHT_HEADS, s + (size_t)h * KN_BLOCK_TOKENS,
+                         q + (size_t)h * dims, plane, row_bytes, dims, first, count);
+    for (; h + 2 <= heads; h += 2)
+        straight_of_type(type, 2, s + (size_t)h * KN_BLOCK_TOKENS, q + (size_t)h * dims, plane,
+                         row_bytes, dims, first, count);
+    for (; h < heads; h++)
+        straight_of_type(type, 1, s + (size_t)h * KN_BLOCK_TOKENS, q + (size_t)h * dims, plane,
+                         row_bytes, dims, first, count);
+}
+
+/* Keys of one block: a plane, and its transposed copy if there is one. */
+typedef struct key_block {
+    kn_kv_type type;
+    const uint8_t *plane;
+    uint32_t row_bytes, dims;
+    const float *transposed; /* NULL: read straight from the plane */
+} key_block;
+
+/* `queries` heads of all rows will use the block: decides whether a transposed copy, made into
+ * `scratch`, pays. */
+static key_block open_keys(kn_kv_type type, const uint8_t *plane, uint32_t row_bytes, uint32_t dims,
+                           uint32_t count, uint32_t queries, float *scratch)
+{
+    key_block k = {.type = type, .plane = plane, .row_bytes = row_bytes, .dims = dims};
+    if (queries > 2 * STRAIGHT_HEADS) {
+        read_keys(type, scratch, plane, row_bytes, dims, count);
+        k.transposed = scratch;
+    }
+    return k;
+}
+
+/* s[h][t] = dot(q[h], key t) for first <= t < count, and some garbage up to the next multiple of
+ * 16; first is a multiple of 16. q rows `dims` apart, s rows KN_BLOCK_TOKENS apart. */
+static void scores(float *s, const float *q, uint32_t heads, const key_block *k, uint32_t first,
                    uint32_t count)
 {
-    const uint32_t groups = ceil_div(count, 16);
+    const uint32_t dims = k->dims;
+    if (!k->transposed) {
+        switch (k->type) {
+        case KN_KV_NVFP4:
+            straight_heads(KN_KV_NVFP4, s, q, heads, k->plane, k->row_bytes, dims, first, count);
+            break;
+        case KN_KV_FP8:
+            straight_heads(KN_KV_FP8, s, q, heads, k->plane, k->row_bytes, dims, first, count);
+            break;
+        case KN_KV_BF16:
+            straight_heads(KN_KV_BF16, s, q, heads, k->plane, k->row_bytes, dims, first, count);
+            break;
+        case KN_KV_F32:
+            straight_heads(KN_KV_F32, s, q, heads, k->plane, k->row_bytes, dims, first, count);
+            break;
+        }
+        return;
+    }
+    const uint32_t groups = ceil_div(count - first, 16);
+    const float *keys = k->transposed + first;
+    s += first;
     uint32_t h = 0;
     for (; h + SCORE_HEADS <= heads; h += SCORE_HEADS) {
         const float *at[2] = {q + (size_t)h * dims, q + (size_t)(h + SCORE_HEADS - 1) * dims};
@@ -232,13 +329,14 @@ INLINE void value_heads(const int HEADS, float *o, const float *c, const float *
 /* One block for `heads` query heads of a row, which sees its positions begin <= t < count: m, l
  * [heads] and o [heads, dims] are the running state. */
 static void attend_block(float *p, float *m, float *l, float *o, const float *q, uint32_t heads,
-                         const float *keys, const float *values, uint32_t dims, uint32_t begin,
-                         uint32_t count, float scale)
+                         const key_block *keys, const float *values, uint32_t begin, uint32_t count,
+                         float scale)
 {
     float c[CPU_GROUP_HEADS_MAX];
+    const uint32_t dims = keys->dims;
     const uint32_t base = begin & ~15u; /* whole groups of masked positions are left out */
     const v16 none = v16_set1(-INFINITY);
-    scores(p + base, q, heads, keys + base, dims, count - base);
+    scores(p, q, heads, keys, base, count);
     for (uint32_t h = 0; h < heads; h++) {
         float *s = p + (size_t)h * KN_BLOCK_TOKENS;
         v16 top = none;
@@ -321,6 +419,14 @@ static const uint8_t *block_plane(const kn_kv *kv, const kn_rows *rows, uint32_t
     return cpu_kv_plane(kv, page, layer, kind, head);
 }
 
+/* Asks for the first `rows` rows of a plane: a plane is too short for the hardware to see a stream
+ * in it. */
+static void prefetch_plane(const uint8_t *plane, uint32_t row_bytes, uint32_t rows)
+{
+    for (size_t i = 0; i < (size_t)rows * row_bytes; i += 64)
+        __builtin_prefetch(plane + i, 0, 2);
+}
+
 /* ---- attention ---- */
 
 typedef struct attend_job {
@@ -376,24 +482,27 @@ static void attend_piece(void *ctx, uint32_t piece, uint32_t thread)
         if (b == INT32_MAX)
             break;
         uint32_t count = 0;
+        uint32_t users = 0;
         for (uint32_t i = 0; i < rows; i++)
             if (block[i] == b) {
                 const uint32_t sees = visible(job->rows, first + i, b);
                 count = sees > count ? sees : count;
+                users++;
             }
-        read_keys(job->kv->shape.type, t->block_k,
-                  block_plane(job->kv, job->rows, seq, b, a->layer, KN_PLANE_K, kv_head),
-                  job->kv->row_bytes, dims, count);
-        read_values(job->kv->shape.type, t->block_v,
-                    block_plane(job->kv, job->rows, seq, b, a->layer, KN_PLANE_V, kv_head),
-                    job->kv->row_bytes, dims, count);
+        const uint8_t *v_plane =
+            block_plane(job->kv, job->rows, seq, b, a->layer, KN_PLANE_V, kv_head);
+        prefetch_plane(v_plane, job->kv->row_bytes, count);
+        const key_block keys =
+            open_keys(job->kv->shape.type,
+                      block_plane(job->kv, job->rows, seq, b, a->layer, KN_PLANE_K, kv_head),
+                      job->kv->row_bytes, dims, count, users * heads, t->block_k);
+        read_values(job->kv->shape.type, t->block_v, v_plane, job->kv->row_bytes, dims, count);
         for (uint32_t i = 0; i < rows; i++) {
             if (block[i] != b)
                 continue;
             const size_t at = ((size_t)(first + i) * a->q_heads + kv_head * heads) * dims;
             attend_block(t->p, t->m + i * heads, t->l + i * heads, a->out + at, a->q + at, heads,
-                         t->block_k, t->block_v, dims, 0, visible(job->rows, first + i, b),
-                         job->scale);
+                         &keys, t->block_v, 0, visible(job->rows, first + i, b), job->scale);
             block[i] = next_block(job, first + i, kv_head, ++cursor[i]);
         }
     }
@@ -440,15 +549,20 @@ static void score_piece(void *ctx, uint32_t piece, uint32_t thread)
     int32_t end = job->rows->pos[last - 1] / KN_BLOCK_TOKENS + 1;
     end = end < begin + SELECT_BLOCKS ? end : begin + SELECT_BLOCKS;
     for (int32_t b = begin; b < end; b++) {
-        read_keys(job->kv->shape.type, t->block_k,
-                  block_plane(job->kv, job->rows, seq, b, a->layer, KN_PLANE_INDEX, 0),
-                  job->kv->index_row_bytes, a->index_dim, visible(job->rows, last - 1, b));
+        if (b + 1 < end)
+            prefetch_plane(block_plane(job->kv, job->rows, seq, b + 1, a->layer, KN_PLANE_INDEX, 0),
+                           job->kv->index_row_bytes, visible(job->rows, last - 1, b + 1));
+        const key_block keys =
+            open_keys(job->kv->shape.type,
+                      block_plane(job->kv, job->rows, seq, b, a->layer, KN_PLANE_INDEX, 0),
+                      job->kv->index_row_bytes, a->index_dim, visible(job->rows, last - 1, b),
+                      (last - first) * a->index_heads, t->block_k);
         for (uint32_t r = first; r < last; r++) {
             if (job->rows->pos[r] < b * KN_BLOCK_TOKENS)
                 continue;
             const uint32_t count = visible(job->rows, r, b);
             scores(t->p, a->index_q + (size_t)r * a->index_heads * a->index_dim, a->index_heads,
-                   t->block_k, a->index_dim, count);
+                   &keys, 0, count);
             for (uint32_t h = 0; h < a->index_heads; h++) {
                 const float *s = t->p + (size_t)h * KN_BLOCK_TOKENS;
                 v16 top = v16_set1(-INFINITY);
@@ -625,8 +739,9 @@ static void draft_piece(void *ctx, uint32_t piece, uint32_t thread)
         const uint32_t base = b * KN_BLOCK_TOKENS;
         const uint32_t count = min_u32(hi - base, KN_BLOCK_TOKENS);
         CHECK(page < kv->shape.page_count);
-        read_keys(kv->shape.type, t->block_k, cpu_kv_plane(kv, page, a->layer, KN_PLANE_K, kv_head),
-                  kv->row_bytes, dims, count);
+        const key_block keys =
+            open_keys(kv->shape.type, cpu_kv_plane(kv, page, a->layer, KN_PLANE_K, kv_head),
+                      kv->row_bytes, dims, count, a->block_rows * heads, t->block_k);
         read_values(kv->shape.type, t->block_v,
                     cpu_kv_plane(kv, page, a->layer, KN_PLANE_V, kv_head), kv->row_bytes, dims,
                     count);
@@ -635,15 +750,15 @@ static void draft_piece(void *ctx, uint32_t piece, uint32_t thread)
             const uint32_t begin = low > base ? low - base : 0;
             if (begin < count)
                 attend_block(t->p, t->m + r * heads, t->l + r * heads, a->out + at + r * stride,
-                             a->q + at + r * stride, heads, t->block_k, t->block_v, dims, begin,
-                             count, job->scale);
+                             a->q + at + r * stride, heads, &keys, t->block_v, begin, count,
+                             job->scale);
         }
     }
     read_draft_block(t, a, block, kv_head);
+    const key_block own = {.dims = dims, .transposed = t->block_k};
     for (uint32_t r = 0; r < a->block_rows; r++) {
         attend_block(t->p, t->m + r * heads, t->l + r * heads, a->out + at + r * stride,
-                     a->q + at + r * stride, heads, t->block_k, t->block_v, dims, 0, a->block_rows,
-                     job->scale);
+                     a->q + at + r * stride, heads, &own, t->block_v, 0, a->block_rows, job->scale);
         end_state(t->l + r * heads, a->out + at + r * stride, heads, dims);
     }
 }

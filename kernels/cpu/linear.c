@@ -459,6 +459,11 @@ void cpu_linear(kn_device *device, float *y, const float *x, const kn_weight *w,
                 bool add)
 {
     cpu_device *d = cpu_of(device);
+    /* A 64-byte load that crosses a line costs two; with many rows that halves the speed. */
+    if (rows > 2 && ((uintptr_t)x & 63) && w->cols <= d->width_max && rows <= d->rows_max) {
+        memcpy(d->normed, x, (size_t)rows * w->cols * sizeof *x);
+        x = d->normed;
+    }
     linear_job job = {.d = d, .y = y, .x = x, .w = w, .rows = rows, .add = add};
     job.outs = cpu_piece_outs(d, rows, w->cols, w->rows, UINT32_MAX);
     kn_pool_run(d->pool, linear_piece, &job, ceil_div(w->rows, job.outs));
