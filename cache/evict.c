@@ -1,12 +1,45 @@
 /* Which leaf goes next: a binary heap of leaves by rank, so that a page is found in O(log leaves).
  *
- * kv_index__rank is the policy: today the last use. A pin that still covers the leaf's last page
- * counts as a use at the pin's end: such a leaf cannot be reached before every unpinned one, and
- * once the pin has run out its age counts from there. A node that becomes a leaf keeps the use that
- * its own path had. */
+ * kv_index__rank is the policy.
+ *
+ * LRU: the last use. A pin that still covers the leaf's last page counts as a use at the pin's end:
+ * such a leaf cannot be reached before every unpinned one, and once the pin has run out its age
+ * counts from there. A node that becomes a leaf keeps the use that its own path had.
+ *
+ * VALUE: how much a page kept now saves for the time that it takes up. A session that has ended a
+ * turn pauses; what it waits for (a tool, a person) is its class. For each class the ages at which
+ * pauses returned, or were last seen, are counted, which gives the part that returns at each age
+ * and the time that pauses spend there. The value at age a is the best ratio over all ages b > a of
+ *
+ *     returns in [a, b) / time in [a, b),
+ *
+ * the index of Gittins: what is to be kept until b or a return is kept for the sake of the returns
+ * per second that this brings. It is multiplied by what a page costs to compute again
+ * (kv_index_set_cost); equal values go by last use. Within a class the last pause of the same path
+ * counts, too: an agent that was quick is likely to be quick again. Pauses whose pages have gone
+ * are remembered by the text before them (ghosts), so that their ends are learned from as well;
+ * those that have not ended count as time without return. Hazards of a narrow table are drawn
+ * towards those of the wider one: all pauses, those of a class, those of a class after a pause of
+ * such length. The widest is drawn towards a hazard that falls with age, so that before anything is
+ * learned the order is that of LRU.
+ *
+ * Values fall and rise with age, so ranks are computed anew for all leaves REBUILDS_S times a
+ * second at most, when a page is wanted; between, a leaf that changes takes its place by the tables
+ * of then. */
 #include "cache/index_internal.h"
 
+#include <math.h>
+#include <string.h>
+#include <xxhash.h>
+
 #include "engine/base/thread.h"
+
+#define REBUILDS_S 4
+#define PRIOR_RETURNS 8.0f /* weight of the wider table in a narrower one, in returns */
+#define PRIOR_S 10.0f      /* hazard before anything is known: 1 / (this + age) */
+#define PAUSES_MAX 4096.0f /* of a class; then older ones count half */
+#define CLASS_UNKNOWN 0
+#define CLASS_LEFT_BEHIND 1
 
 /* Tokens of a leaf that stay when its last page goes. */
 static uint32_t kept_without_last(const kv_node *node)
@@ -21,14 +54,262 @@ static bool pin_holds_last(const kv_node *node)
     return node->pin_tokens > kept_without_last(node);
 }
 
-uint64_t kv_index__rank(const kv_node *node)
+/* ---- pauses ---- */
+
+static float age_start(uint32_t i)
 {
+    return i == 0 ? 0 : (float)KV_AGE_FIRST_S * exp2f((float)i / 2);
+}
+
+static uint32_t age_of(const kv_index *index, uint64_t since, uint64_t now)
+{
+    float s = now > since ? (float)((double)(now - since) / (double)index->second) : 0;
+    if (s < (float)KV_AGE_FIRST_S)
+        return 0;
+    float i = 2 * log2f(s / (float)KV_AGE_FIRST_S);
+    return i < KV_AGES - 1 ? (uint32_t)i : KV_AGES - 1;
+}
+
+static uint16_t class_of(kv_index *index, uint64_t key, uint32_t gap)
+{
+    if (key == 0)
+        return (uint16_t)(CLASS_UNKNOWN * KV_GAPS + gap);
+    uint32_t at = (uint32_t)((key * 0x9E3779B97F4A7C15u) >> 40) % (KV_KEYS - 2);
+    for (uint32_t i = 0; i < KV_KEYS - 2; i++) {
+        uint32_t k = 2 + (at + i) % (KV_KEYS - 2);
+        uint64_t *have = &index->classes[k * KV_GAPS].key;
+        if (*have == 0)
+            *have = key;
+        if (*have == key)
+            return (uint16_t)(k * KV_GAPS + gap);
+    }
+    return (uint16_t)(CLASS_UNKNOWN * KV_GAPS + gap); /* more classes than are kept apart */
+}
+
+static uint8_t gap_level(uint32_t age)
+{
+    return age < 8    ? 1
+           : age < 12 ? 2
+           : age < 16 ? 3
+           : age < 20 ? 4
+           : age < 24 ? 5
+           : age < 28 ? 6
+                      : 7;
+}
+
+static void count_pause(kv_index *index, uint16_t class, uint64_t since, uint64_t now,
+                        bool returned)
+{
+    kv_pause_class *c = &index->classes[class];
+    uint32_t age = age_of(index, since, now);
+    float total = 0;
+    c->ended[age] += 1;
+    c->returned[age] += returned;
+    for (uint32_t i = 0; i < KV_AGES; i++)
+        total += c->ended[i];
+    for (uint32_t i = 0; total > PAUSES_MAX && i < KV_AGES; i++) {
+        c->ended[i] /= 2;
+        c->returned[i] /= 2;
+    }
+}
+
+uint64_t kv_index__mark(uint64_t space, uint32_t slot, const int32_t *tokens)
+{
+    uint64_t mark = XXH3_64bits_withSeed(tokens, KV_PAGE_TOKENS * sizeof *tokens, space + slot);
+    return mark != 0 ? mark : 1;
+}
+
+/* The place of a mark, or the one it would take; other marks that stood there are displaced. */
+static kv_ghost *ghost_of(kv_index *index, uint64_t mark)
+{
+    kv_ghost *first = &index->ghosts[mark % (KV_GHOSTS - 3)], *oldest = first;
+    for (uint32_t i = 0; i < 4; i++) {
+        if (first[i].mark == mark)
+            return &first[i];
+        if (first[i].mark == 0 || (oldest->mark != 0 && first[i].paused < oldest->paused))
+            oldest = &first[i];
+    }
+    return oldest;
+}
+
+void kv_index__came_back(kv_index *index, uint32_t at, uint64_t space, const int32_t *tokens,
+                         uint32_t from, uint32_t count, uint64_t now)
+{
+    for (uint32_t slot = from / KV_PAGE_TOKENS;
+         index->ghost_count > 0 && (slot + 1) * KV_PAGE_TOKENS <= count; slot++) {
+        uint64_t mark = kv_index__mark(space, slot, tokens + slot * KV_PAGE_TOKENS);
+        kv_ghost *ghost = ghost_of(index, mark);
+        if (ghost->mark != mark)
+            continue;
+        count_pause(index, ghost->pause_class, ghost->paused, now, true);
+        index->nodes[at].gap = gap_level(age_of(index, ghost->paused, now));
+        ghost->mark = 0;
+        index->ghost_count--;
+    }
+}
+
+void kv_index__pause(kv_index *index, uint32_t at, uint64_t mark, uint64_t class_key, uint64_t now)
+{
+    kv_node *node = &index->nodes[at];
+    node->pause_class = class_of(index, class_key, node->gap);
+    node->paused = now > 0 ? now : 1;
+    node->pause_mark = mark;
+    kv_index__heap_move(index, at);
+}
+
+void kv_index__returned(kv_index *index, uint32_t at, uint64_t now)
+{
+    kv_node *node = &index->nodes[at];
+    if (node->paused == 0)
+        return;
+    count_pause(index, node->pause_class, node->paused, now, true);
+    node->gap = gap_level(age_of(index, node->paused, now));
+    node->paused = 0;
+}
+
+void kv_index__orphan(kv_index *index, uint32_t at, uint32_t parent)
+{
+    const kv_node *node = &index->nodes[at];
+    kv_node *stem = &index->nodes[parent];
+    if (node->paused == 0)
+        return;
+    if (stem->paused == 0 && stem->parent != KV_NODE_NONE) {
+        stem->paused = node->paused; /* whoever returns will ask for the stem first */
+        stem->pause_class = node->pause_class;
+        stem->pause_mark = node->pause_mark;
+        stem->gap = node->gap;
+    } else if (node->pause_mark != 0) {
+        kv_ghost *ghost = ghost_of(index, node->pause_mark);
+        if (ghost->mark != 0)
+            count_pause(index, ghost->pause_class, ghost->paused, index->clock, false);
+        else
+            index->ghost_count++;
+        *ghost = (kv_ghost){.mark = node->pause_mark,
+                            .paused = node->paused,
+                            .pause_class = node->pause_class,
+                            .gap = node->gap};
+    }
+}
+
+void kv_index__left_behind(kv_index *index, uint32_t at, uint64_t now)
+{
+    kv_node *node = &index->nodes[at];
+    if (node->paused == 0)
+        return;
+    node->pause_class = CLASS_LEFT_BEHIND * KV_GAPS;
+    node->paused = now > 0 ? now : 1;
+}
+
+/* Returns a second at each age: what was counted, drawn towards `prior` with the weight of
+ * PRIOR_RETURNS returns. `hazard` may be `prior`. */
+static void find_hazard(float *hazard, const float *returned, const float *ended,
+                        const float *prior)
+{
+    float later = 0;
+    for (uint32_t i = KV_AGES; i-- > 0;) {
+        float width = age_start(i + 1) - age_start(i);
+        float time = width * (later + ended[i] / 2);
+        later += ended[i];
+        hazard[i] = (returned[i] + PRIOR_RETURNS) / (time + PRIOR_RETURNS / prior[i]);
+    }
+}
+
+/* The value at each age. */
+static void find_values(float *value, const float *hazard)
+{
+    float stay[KV_AGES];
+    for (uint32_t i = 0; i < KV_AGES; i++)
+        stay[i] = expf(-hazard[i] * (age_start(i + 1) - age_start(i)));
+    for (uint32_t i = 0; i < KV_AGES; i++) {
+        float here = 1, returns = 0, time = 0, best = 0;
+        for (uint32_t j = i; j < KV_AGES && here > 1e-3f; j++) {
+            float gone = here * (1 - stay[j]);
+            returns += gone;
+            time += gone / hazard[j]; /* the mean time in this age of those that enter it */
+            here -= gone;
+            if (returns > best * time)
+                best = returns / time;
+        }
+        value[i] = best;
+    }
+}
+
+static void learn(kv_index *index, uint64_t now)
+{
+    float all_returned[KV_AGES], all_ended[KV_AGES];
+    for (uint32_t c = 0; c < KV_CLASSES; c++)
+        memset(index->classes[c].open, 0, sizeof index->classes[c].open);
+    for (uint32_t i = 0; i < index->heap_count; i++) {
+        const kv_node *node = &index->nodes[index->heap[i]];
+        if (node->paused != 0)
+            index->classes[node->pause_class].open[age_of(index, node->paused, now)] += 1;
+    }
+    for (uint32_t i = 0; i < KV_GHOSTS; i++) {
+        const kv_ghost *ghost = &index->ghosts[i];
+        if (ghost->mark != 0)
+            index->classes[ghost->pause_class].open[age_of(index, ghost->paused, now)] += 1;
+    }
+    float prior[KV_AGES], all[KV_AGES];
+    memset(all_returned, 0, sizeof all_returned);
+    memset(all_ended, 0, sizeof all_ended);
+    for (uint32_t i = 0; i < KV_AGES; i++) {
+        prior[i] = 1 / (PRIOR_S + age_start(i));
+        for (uint32_t c = 0; c < KV_CLASSES; c++) {
+            all_returned[i] += index->classes[c].returned[i];
+            all_ended[i] += index->classes[c].ended[i] + index->classes[c].open[i];
+        }
+    }
+    find_hazard(all, all_returned, all_ended, prior);
+    for (uint32_t k = 0; k < KV_KEYS; k++) {
+        float returned[KV_AGES] = {0}, ended[KV_AGES] = {0}, key_hazard[KV_AGES];
+        if (k > CLASS_LEFT_BEHIND && index->classes[k * KV_GAPS].key == 0)
+            continue;
+        for (uint32_t g = 0; g < KV_GAPS; g++)
+            for (uint32_t i = 0; i < KV_AGES; i++) {
+                const kv_pause_class *c = &index->classes[k * KV_GAPS + g];
+                returned[i] += c->returned[i];
+                ended[i] += c->ended[i] + c->open[i];
+            }
+        find_hazard(key_hazard, returned, ended, all);
+        for (uint32_t g = 0; g < KV_GAPS; g++) {
+            kv_pause_class *c = &index->classes[k * KV_GAPS + g];
+            float hazard[KV_AGES];
+            for (uint32_t i = 0; i < KV_AGES; i++)
+                ended[i] = c->ended[i] + c->open[i];
+            find_hazard(hazard, c->returned, ended, key_hazard);
+            find_values(c->value, hazard);
+        }
+    }
+}
+
+/* ---- rank ---- */
+
+#define RANK_PINNED (1ull << 63) /* a value's sign bit */
+
+static uint64_t value_rank(const kv_index *index, const kv_node *node, uint64_t now)
+{
+    if (pin_holds_last(node) && node->pin_until > now)
+        return RANK_PINNED | node->pin_until >> 1;
+    uint64_t since = node->paused != 0 ? node->paused : node->used;
+    uint16_t class = node->paused != 0 ? node->pause_class : CLASS_UNKNOWN * KV_GAPS + node->gap;
+    float value = index->classes[class].value[age_of(index, since, now)];
+    if (index->cost_doubling > 0)
+        value *= 1 + (float)(node->from + node->length) / (float)index->cost_doubling;
+    uint32_t bits; /* of a positive float, which are in its order */
+    memcpy(&bits, &value, sizeof bits);
+    return (uint64_t)bits << 32 | (uint32_t)(node->used / (index->second / 16 + 1));
+}
+
+uint64_t kv_index__rank(const kv_index *index, const kv_node *node)
+{
+    if (index->policy == KV_POLICY_VALUE)
+        return node->rank;
     return pin_holds_last(node) && node->pin_until > node->used ? node->pin_until : node->used;
 }
 
 static bool before(const kv_index *index, uint32_t a, uint32_t b)
 {
-    return kv_index__rank(&index->nodes[a]) < kv_index__rank(&index->nodes[b]);
+    return kv_index__rank(index, &index->nodes[a]) < kv_index__rank(index, &index->nodes[b]);
 }
 
 static void place(kv_index *index, uint32_t slot, uint32_t at)
@@ -37,16 +318,9 @@ static void place(kv_index *index, uint32_t slot, uint32_t at)
     index->nodes[at].heap_at = slot;
 }
 
-static void sift(kv_index *index, uint32_t slot)
+static void sift_down(kv_index *index, uint32_t slot)
 {
     uint32_t at = index->heap[slot];
-    while (slot > 0) {
-        uint32_t up = (slot - 1) / 2;
-        if (!before(index, at, index->heap[up]))
-            break;
-        place(index, slot, index->heap[up]);
-        slot = up;
-    }
     for (;;) {
         uint32_t down = 2 * slot + 1;
         if (down >= index->heap_count)
@@ -61,9 +335,31 @@ static void sift(kv_index *index, uint32_t slot)
     place(index, slot, at);
 }
 
+static void sift(kv_index *index, uint32_t slot)
+{
+    uint32_t at = index->heap[slot];
+    while (slot > 0) {
+        uint32_t up = (slot - 1) / 2;
+        if (!before(index, at, index->heap[up]))
+            break;
+        place(index, slot, index->heap[up]);
+        slot = up;
+    }
+    place(index, slot, at);
+    sift_down(index, slot);
+}
+
+/* All anew. */
+static void heapify(kv_index *index)
+{
+    for (uint32_t i = index->heap_count / 2; i-- > 0;)
+        sift_down(index, i);
+}
+
 void kv_index__heap_put(kv_index *index, uint32_t at)
 {
     CHECK(index->nodes[at].heap_at == KV_NODE_NONE);
+    index->nodes[at].rank = value_rank(index, &index->nodes[at], index->clock);
     place(index, index->heap_count++, at);
     sift(index, index->nodes[at].heap_at);
 }
@@ -83,14 +379,46 @@ void kv_index__heap_take(kv_index *index, uint32_t at)
 
 void kv_index__heap_move(kv_index *index, uint32_t at)
 {
-    if (index->nodes[at].heap_at != KV_NODE_NONE)
-        sift(index, index->nodes[at].heap_at);
+    if (index->nodes[at].heap_at == KV_NODE_NONE)
+        return;
+    index->nodes[at].rank = value_rank(index, &index->nodes[at], index->clock);
+    sift(index, index->nodes[at].heap_at);
+}
+
+/* Ranks as of now. */
+static void rebuild(kv_index *index, uint64_t now)
+{
+    learn(index, now);
+    for (uint32_t i = 0; i < index->heap_count; i++)
+        index->nodes[index->heap[i]].rank = value_rank(index, &index->nodes[index->heap[i]], now);
+    heapify(index);
+    index->rebuild_at = now + index->second / REBUILDS_S + 1;
+}
+
+void kv_index_set_policy(kv_index *index, kv_policy policy, uint64_t second)
+{
+    DCHECK(base_thread_is(BASE_THREAD_ENGINE));
+    CHECK(second > 0);
+    index->policy = policy;
+    index->second = second;
+    index->rebuild_at = 0;
+    heapify(index);
+}
+
+void kv_index_set_cost(kv_index *index, uint32_t doubling)
+{
+    index->cost_doubling = doubling;
+    index->rebuild_at = 0;
 }
 
 uint32_t kv_index_evict(kv_index *index, uint32_t free_pages, uint64_t now)
 {
     DCHECK(base_thread_is(BASE_THREAD_ENGINE));
     uint32_t freed = 0, aside = KV_NODE_NONE;
+    index->clock = now > index->clock ? now : index->clock;
+    bool by_value = index->policy == KV_POLICY_VALUE;
+    if (by_value && now >= index->rebuild_at && kv_pool_free_count(index->pool) < free_pages)
+        rebuild(index, now);
     while (kv_pool_free_count(index->pool) < free_pages && index->heap_count > 0) {
         uint32_t at = index->heap[0];
         kv_node *leaf = &index->nodes[at];

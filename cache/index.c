@@ -321,10 +321,15 @@ static cursor start(const kv_index *index, uint64_t space)
 static void touch(kv_index *index, cursor cur, uint64_t now)
 {
     kv_node *node = &index->nodes[cur.at];
+    if (now > index->clock)
+        index->clock = now;
     if (now > node->used)
         node->used = now;
-    if (cur.in_edge == node->length && now > node->used_whole)
-        node->used_whole = now;
+    if (cur.in_edge == node->length) {
+        if (now > node->used_whole)
+            node->used_whole = now;
+        kv_index__returned(index, cur.at, now);
+    }
     kv_index__heap_move(index, cur.at);
 }
 
@@ -447,6 +452,7 @@ bool kv_index__trim(kv_index *index, uint32_t at, uint32_t *freed)
     uint32_t parent = node->parent;
     kv_index__heap_take(index, at);
     unlink_node(index, at);
+    kv_index__orphan(index, at, parent);
     give_node(index, at);
     if (index->nodes[parent].child != KV_NODE_NONE)
         return true;
@@ -510,9 +516,12 @@ base_code kv_index_create(kv_index **out, kv_pool *pool, uint32_t node_max, base
     index->known = calloc(page_count, sizeof *index->known);
     index->page_refs = calloc(page_count, sizeof *index->page_refs);
     index->heap = malloc(node_max * sizeof *index->heap);
+    index->classes = calloc(KV_CLASSES, sizeof *index->classes);
+    index->ghosts = calloc(KV_GHOSTS, sizeof *index->ghosts);
+    index->second = 1;
     if (index->nodes == NULL || index->runs == NULL || index->buckets == NULL ||
         index->tokens == NULL || index->known == NULL || index->page_refs == NULL ||
-        index->heap == NULL)
+        index->heap == NULL || index->classes == NULL || index->ghosts == NULL)
         goto nomem;
     memset(index->buckets, 0xFF, bucket_count * sizeof *index->buckets); /* KV_NODE_NONE */
     for (uint32_t i = 0; i < node_max; i++)
@@ -541,6 +550,8 @@ void kv_index_destroy(kv_index *index)
     free(index->known);
     free(index->page_refs);
     free(index->heap);
+    free(index->classes);
+    free(index->ghosts);
     free(index);
 }
 
@@ -593,8 +604,11 @@ bool kv_index_insert(kv_index *index, uint64_t space, const int32_t *tokens, uin
         index->nodes[cur.at].space = space;
         link_node(index, cur.at);
     }
-    if (cut)
-        cur.at = split(index, cur.at, cur.in_edge);
+    if (cut) {
+        uint32_t rest = cur.at;
+        cur.at = split(index, rest, cur.in_edge);
+        kv_index__left_behind(index, rest, now);
+    }
     if (!grow) {
         uint32_t child = take_node(index);
         kv_index__heap_take(index, cur.at);
@@ -605,6 +619,7 @@ bool kv_index_insert(kv_index *index, uint64_t space, const int32_t *tokens, uin
         cur.at = child;
     }
     extend(index, cur.at, tokens, count, pages);
+    kv_index__came_back(index, cur.at, space, tokens, cur.depth, count, now);
     index->nodes[cur.at].used = index->nodes[cur.at].used_whole = now;
     if (grow)
         kv_index__heap_move(index, cur.at);
@@ -640,6 +655,31 @@ void kv_index_pin(kv_index *index, uint64_t space, const int32_t *tokens, uint32
             node->pin_tokens = cur.in_edge;
         kv_index__heap_move(index, cur.at);
     }
+}
+
+void kv_index_note_pause(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
+                         uint64_t class_key, uint64_t now)
+{
+    DCHECK(base_thread_is(BASE_THREAD_ENGINE));
+    cursor cur = start(index, space);
+    while (descend(index, &cur, tokens, count))
+        ;
+    if (now > index->clock)
+        index->clock = now;
+    if (cur.depth == 0)
+        return;
+    if (cur.in_edge < index->nodes[cur.at]
+                          .length) { /* somebody else's text goes on, or an older one of its own */
+        if (index->node_free_count == 0 || index->run_free_count == 0)
+            return;
+        uint32_t rest = cur.at;
+        cur.at = split(index, rest, cur.in_edge);
+        kv_index__left_behind(index, rest, now);
+    }
+    uint32_t slot = count / KV_PAGE_TOKENS;
+    uint64_t mark =
+        slot == 0 ? 0 : kv_index__mark(space, slot - 1, tokens + (slot - 1) * KV_PAGE_TOKENS);
+    kv_index__pause(index, cur.at, mark, class_key, now);
 }
 
 kv_index_stats kv_index_get_stats(const kv_index *index)
@@ -678,9 +718,9 @@ static bool check_node(const kv_index *index, uint32_t at, uint32_t *refs, uint3
     HOLDS((node->heap_at != KV_NODE_NONE) == (node->child == KV_NODE_NONE));
     if (node->heap_at != KV_NODE_NONE) {
         HOLDS(node->heap_at < index->heap_count && index->heap[node->heap_at] == at);
-        HOLDS(
-            kv_index__rank(&index->nodes[index->heap[(node->heap_at - (node->heap_at > 0)) / 2]]) <=
-            kv_index__rank(node));
+        HOLDS(kv_index__rank(
+                  index, &index->nodes[index->heap[(node->heap_at - (node->heap_at > 0)) / 2]]) <=
+              kv_index__rank(index, node));
     }
     uint32_t first = first_page(index, node), row = row_of(node->from);
     HOLDS(rows_of(index, first)[row] == node->first);

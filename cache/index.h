@@ -1,15 +1,14 @@
 /* kv_index: the longest cached prefix of a token sequence.
  *
- * A radix tree per namespace (weights fingerprint, numerics, tenant salt or sharing group: an opaque 64-bit number from the
- * caller), keyed by tokens and compared by memory, not hashed. An edge holds its tokens and the pages under them; pages may
- * be shared by edges that split inside a page.
- * References: the tree holds exactly one on a page for each edge that lists it (one page, two edges: two references).
- * Sequences hold their own, so nothing a sequence uses can be evicted under it: a page whose references are more than the
- * tree's is in use.
- * Pages: a row that two edges' pages hold (an edge that begins inside a page lists a page for that slot, too) is answered
- * with the deeper edge's page, which holds the slot's earlier rows as well.
- * Thread: engine. Times are any unit that never falls. Limits: node_max nodes, byte bound by the pool. Fails: only
- * create. */
+ * A radix tree per namespace (weights fingerprint, numerics, tenant salt or sharing group: an
+ * opaque 64-bit number from the caller), keyed by tokens and compared by memory, not hashed. An
+ * edge holds its tokens and the pages under them; pages may be shared by edges that split inside a
+ * page. References: the tree holds exactly one on a page for each edge that lists it (one page, two
+ * edges: two references). Sequences hold their own, so nothing a sequence uses can be evicted under
+ * it: a page whose references are more than the tree's is in use. Pages: a row that two edges'
+ * pages hold (an edge that begins inside a page lists a page for that slot, too) is answered with
+ * the deeper edge's page, which holds the slot's earlier rows as well. Thread: engine. Times are
+ * any unit that never falls. Limits: node_max nodes, byte bound by the pool. Fails: only create. */
 #pragma once
 #include "cache/page.h"
 
@@ -20,37 +19,61 @@ typedef struct kv_match {
     uint32_t page_count; /* pages that cover them: ceil(tokens / KV_PAGE_TOKENS) */
 } kv_match;
 
-/* `pool` is borrowed and outlives the index. Three nodes a page (and one a namespace) are never reached without an eviction
- * in between; far fewer serve long sequences. */
+/* `pool` is borrowed and outlives the index. Three nodes a page (and one a namespace) are never
+ * reached without an eviction in between; far fewer serve long sequences. */
 base_code kv_index_create(kv_index **out, kv_pool *pool, uint32_t node_max, base_err *err);
 void kv_index_destroy(kv_index *index); /* gives its references back; NULL is fine */
 
-/* Writes the pages that cover the longest cached prefix of tokens[0..count) in `space`, takes a reference on each for the
- * caller and marks the path used at time `now`. `pages` has room for ceil(count / KV_PAGE_TOKENS). */
-kv_match kv_index_match(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count, uint32_t *pages,
-                        uint64_t now);
+/* Writes the pages that cover the longest cached prefix of tokens[0..count) in `space`, takes a
+ * reference on each for the caller and marks the path used at time `now`. `pages` has room for
+ * ceil(count / KV_PAGE_TOKENS). */
+kv_match kv_index_match(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
+                        uint32_t *pages, uint64_t now);
 /* As match, but takes no reference, marks nothing and writes no page: for admission estimates. */
-uint32_t kv_index_peek(const kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count);
-/* Lists tokens[0..count) with their pages (page i covers tokens 128i …; the last one may be partly filled). What is known
- * already keeps its old pages. Takes its own references. False if node_max is reached (nothing new is listed then).
- * Every row must be written: listing one at or past the page's `filled` stops the process, and so does a page whose rows
- * are listed already with other tokens. */
-bool kv_index_insert(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count, const uint32_t *pages,
-                     uint64_t now);
-/* Drops the least valuable leaves (used longest ago; a pin counts as a use at its end) until the pool has `free_pages` free
- * or nothing can go. A leaf goes page by page from its end. What a sequence references and what an unexpired pin covers
- * stays. Returns pages freed. */
+uint32_t kv_index_peek(const kv_index *index, uint64_t space, const int32_t *tokens,
+                       uint32_t count);
+/* Lists tokens[0..count) with their pages (page i covers tokens 128i …; the last one may be partly
+ * filled). What is known already keeps its old pages. Takes its own references. False if node_max
+ * is reached (nothing new is listed then). Every row must be written: listing one at or past the
+ * page's `filled` stops the process, and so does a page whose rows are listed already with other
+ * tokens. */
+bool kv_index_insert(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
+                     const uint32_t *pages, uint64_t now);
+/* Drops the least valuable leaves (used longest ago; a pin counts as a use at its end) until the
+ * pool has `free_pages` free or nothing can go. A leaf goes page by page from its end. What a
+ * sequence references and what an unexpired pin covers stays. Returns pages freed. */
 uint32_t kv_index_evict(kv_index *index, uint32_t free_pages, uint64_t now);
 /* Drops a whole namespace, or all of them with space 0. Returns pages dropped. */
 uint32_t kv_index_drop(kv_index *index, uint64_t space);
-/* A pin keeps a path from eviction until `until`; the longest wins. Covers the matched prefix of the tokens given (and, on
- * an edge pinned before, as much as the longer of the two pins). */
-void kv_index_pin(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count, uint64_t until);
+/* A pin keeps a path from eviction until `until`; the longest wins. Covers the matched prefix of
+ * the tokens given (and, on an edge pinned before, as much as the longer of the two pins). */
+void kv_index_pin(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
+                  uint64_t until);
+
+/* ---- who goes first ---- */
+
+typedef enum kv_policy {
+    KV_POLICY_LRU,   /* what was used longest ago */
+    KV_POLICY_VALUE, /* what is least likely to be wanted soon, by what pauses of its class have
+                        been like */
+} kv_policy;
+
+/* `second`: of `now`, in its unit. KV_POLICY_VALUE allocates nothing and learns from then on; its
+ * statistics are kept when the policy changes. A new index has KV_POLICY_LRU. */
+void kv_index_set_policy(kv_index *index, kv_policy policy, uint64_t second);
+/* A turn has ended: tokens[0..count) is listed, and whoever made it pauses. `class_key` says what
+ * it waits for (a hash of tenant and tool name, 0: unknown); the pause ends when a match covers the
+ * path again. Under any policy this only learns. */
+void kv_index_note_pause(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
+                         uint64_t class_key, uint64_t now);
+/* How dear a token is to compute again at a position, against one at position 0: 1 + position /
+ * `doubling`. 0: alike (what a bounded attention window makes of it). */
+void kv_index_set_cost(kv_index *index, uint32_t doubling);
 
 typedef struct kv_index_stats {
-    uint32_t nodes; /* roots of namespaces among them */
-    uint32_t pages;       /* distinct pages listed */
-    uint64_t tokens;      /* distinct prefixes' tokens on edges */
+    uint32_t nodes;  /* roots of namespaces among them */
+    uint32_t pages;  /* distinct pages listed */
+    uint64_t tokens; /* distinct prefixes' tokens on edges */
     uint64_t evicted_pages;
 } kv_index_stats;
 kv_index_stats kv_index_get_stats(const kv_index *index);

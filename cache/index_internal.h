@@ -27,10 +27,37 @@ typedef struct kv_node {
     uint32_t page_count;
     uint32_t pin_tokens; /* how many of the edge's tokens the pin covers */
     uint64_t pin_until;
-    uint64_t used;       /* last time any of the edge was matched or inserted */
-    uint64_t used_whole; /* last time all of it was: what the rest of a split edge goes by */
-    uint64_t space;      /* of roots */
+    uint64_t used;        /* last time any of the edge was matched or inserted */
+    uint64_t used_whole;  /* last time all of it was: what the rest of a split edge goes by */
+    uint64_t space;       /* of roots */
+    uint64_t paused;      /* since when; 0: no pause is open */
+    uint64_t pause_mark;  /* hash of the last whole page before the pause; 0: there is none */
+    uint64_t rank;        /* as last computed; the heap's order under KV_POLICY_VALUE */
+    uint16_t pause_class; /* key class * KV_GAPS + gap */
+    uint8_t gap;          /* how long the last pause that ended here was: 0 unknown */
 } kv_node;
+
+#define KV_GAPS 8  /* 0: unknown; then by the age at which the path's last pause ended */
+#define KV_KEYS 64 /* 0: unknown; 1: left behind by a branch; the others by class_key */
+#define KV_CLASSES (KV_KEYS * KV_GAPS)
+#define KV_AGES 44 /* KV_AGE_FIRST_S * 2^(i / 2) and on: the last begins after 8 days */
+#define KV_AGE_FIRST_S 0.25
+
+/* What pauses of one class have been like, by age when they ended or were last seen. */
+typedef struct kv_pause_class {
+    uint64_t key;
+    float returned[KV_AGES], ended[KV_AGES]; /* those that returned; all */
+    float open[KV_AGES];                     /* going on now; as of the last rebuild */
+    float value[KV_AGES];                    /* returns a second, at best: see evict.c */
+} kv_pause_class;
+
+#define KV_GHOSTS 4096 /* pauses whose pages have gone: their ends are still learned from */
+
+typedef struct kv_ghost {
+    uint64_t mark, paused; /* mark 0: free */
+    uint16_t pause_class;
+    uint8_t gap;
+} kv_ghost;
 
 struct kv_index {
     kv_pool *pool;
@@ -47,6 +74,13 @@ struct kv_index {
     uint32_t *page_refs; /* nodes that list the page */
     uint32_t *heap;      /* of evictable leaves, least valuable first */
     uint32_t heap_count;
+    kv_policy policy;
+    uint64_t second, rebuild_at; /* of `now`; when ranks are next computed anew */
+    uint32_t cost_doubling;
+    kv_pause_class *classes; /* [KV_CLASSES] */
+    kv_ghost *ghosts;        /* [KV_GHOSTS], by mark */
+    uint32_t ghost_count;
+    uint64_t clock; /* the latest `now` */
     kv_index_stats stats;
 };
 
@@ -57,7 +91,18 @@ uint32_t kv_index__last_page(const kv_index *index, const kv_node *node);
 
 /* evict.c: the order in which leaves go. A leaf is put in when it becomes one, taken out when it
  * stops being one, moved when anything that its rank depends on has changed. */
-uint64_t kv_index__rank(const kv_node *node);
+uint64_t kv_index__rank(const kv_index *index, const kv_node *node);
+/* A pause on a node: begins, ends by a return, passes on to the parent of a leaf that goes; what a
+ * branch leaves behind. */
+void kv_index__pause(kv_index *index, uint32_t at, uint64_t mark, uint64_t class_key, uint64_t now);
+uint64_t kv_index__mark(uint64_t space, uint32_t slot, const int32_t *tokens);
+/* Tokens [from, count) of a path are listed anew at a leaf: pauses among them whose pages had gone
+ * have ended. */
+void kv_index__came_back(kv_index *index, uint32_t at, uint64_t space, const int32_t *tokens,
+                         uint32_t from, uint32_t count, uint64_t now);
+void kv_index__returned(kv_index *index, uint32_t at, uint64_t now);
+void kv_index__orphan(kv_index *index, uint32_t at, uint32_t parent);
+void kv_index__left_behind(kv_index *index, uint32_t at, uint64_t now);
 void kv_index__heap_put(kv_index *index, uint32_t at);
 void kv_index__heap_take(kv_index *index, uint32_t at);
 void kv_index__heap_move(kv_index *index, uint32_t at);

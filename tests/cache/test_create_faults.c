@@ -79,7 +79,7 @@ Test(cache_create, each_failing_allocation_is_told_and_leaks_nothing)
         index = NULL;
     }
     cr_assert_eq(pools, 5);
-    cr_assert_eq(indexes, 8);
+    cr_assert_eq(indexes, 10);
 }
 
 /* Serving is free of the heap. */
