@@ -79,7 +79,7 @@ static void add_row(base_buf *out, const gw_key_info *info)
     static const struct {
         uint32_t bit;
         const char *name;
-    } scopes[] = {{GW_SCOPE_INFER, "infer"}, {GW_SCOPE_RAW, "raw"}, {GW_SCOPE_ADMIN, "admin"}};
+    } scopes[] = {{GW_SCOPE_INFER, "inference"}, {GW_SCOPE_RAW, "raw"}, {GW_SCOPE_ADMIN, "admin"}};
     const char *comma = "";
     base_buf_printf(out, "\"id\":\"%" PRId64 "\",\"object\":\"key\",\"tenant\":", info->key);
     base_buf_json_string(out, info->tenant_name, strlen(info->tenant_name));
@@ -212,7 +212,7 @@ static bool read_scopes(uint32_t *out, const json_t *body, base_err *err)
     }
     if (text[0] == '\0') {
         base_fail_param(err, BASE_INVALID, "scopes",
-                        "scopes must be an array of infer, raw and admin");
+                        "scopes must be an array of inference, raw and admin");
         return false;
     }
     return gw_scopes_parse(out, text, err) == BASE_OK;

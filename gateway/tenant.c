@@ -1,5 +1,5 @@
-/* gw_tenants: see the header. Keys are compared by digest, all of them each time: the time taken tells the number of keys and
- * nothing else. */
+/* gw_tenants: see the header. Keys are compared by digest, all of them each time: the time taken
+ * tells the number of keys and nothing else. */
 #include "gateway/tenant.h"
 
 #include <arpa/inet.h>
@@ -71,7 +71,8 @@ static bool add_tenant(gw_tenants *tenants, int64_t id, uint64_t salt, const cha
 {
     if (tenant_by_id(tenants, id))
         return true;
-    if (!grow((void **)&tenants->tenants, &tenants->tenant_capacity, tenants->tenant_count, sizeof(tenant), TENANTS_MAX))
+    if (!grow((void **)&tenants->tenants, &tenants->tenant_capacity, tenants->tenant_count,
+              sizeof(tenant), TENANTS_MAX))
         return false;
     tenant *slot = &tenants->tenants[tenants->tenant_count++];
     *slot = (tenant){.id = id, .salt = salt};
@@ -85,15 +86,19 @@ static bool add_key(gw_tenants *tenants, const gw_key_row *row)
     /* A key whose tenant is gone opens nothing. */
     if (!owner)
         return true;
-    if (!grow((void **)&tenants->keys, &tenants->key_capacity, tenants->key_count, sizeof(key), KEYS_MAX))
+    if (!grow((void **)&tenants->keys, &tenants->key_capacity, tenants->key_count, sizeof(key),
+              KEYS_MAX))
         return false;
     key *slot = &tenants->keys[tenants->key_count++];
     memset(slot, 0, sizeof(*slot));
-    slot->info = (gw_key_info){.key = row->id, .tenant = row->tenant, .scopes = row->scopes, .created_ms = row->created_ms};
+    slot->info = (gw_key_info){.key = row->id,
+                               .tenant = row->tenant,
+                               .scopes = row->scopes,
+                               .created_ms = row->created_ms};
     snprintf(slot->info.tenant_name, sizeof(slot->info.tenant_name), "%s", owner->name);
     snprintf(slot->info.label, sizeof(slot->info.label), "%s", row->label);
-    snprintf(slot->info.hint, sizeof(slot->info.hint), "%02x%02x%02x%02x", row->hash[0], row->hash[1], row->hash[2],
-             row->hash[3]);
+    snprintf(slot->info.hint, sizeof(slot->info.hint), "%02x%02x%02x%02x", row->hash[0],
+             row->hash[1], row->hash[2], row->hash[3]);
     memcpy(slot->hash, row->hash, sizeof(slot->hash));
     return true;
 }
@@ -132,13 +137,15 @@ base_code gw_tenants_create(gw_tenants **out, gw_ledger *ledger, base_err *err)
     code = gw_ledger_tenant_put(ledger, &id, &salt, "default", err);
     if (code)
         goto fail;
-    tenants->open = (gw_identity){.tenant = id, .salt = salt, .scopes = GW_SCOPE_ALL, .name = "default"};
+    tenants->open =
+        (gw_identity){.tenant = id, .salt = salt, .scopes = GW_SCOPE_ALL, .name = "default"};
     loading l = {tenants, false};
     code = gw_ledger_tenants(ledger, load_tenant, &l, err);
     if (!code)
         code = gw_ledger_keys(ledger, load_key, &l, err);
     if (!code && l.failed)
-        code = base_fail(err, BASE_NOMEM, "more than %d tenants or keys, or no memory for them", KEYS_MAX);
+        code = base_fail(err, BASE_NOMEM, "more than %d tenants or keys, or no memory for them",
+                         KEYS_MAX);
     if (code)
         goto fail;
     *out = tenants;
@@ -176,7 +183,8 @@ bool gw_tenants_keyed(const gw_tenants *tenants)
 /* "Bearer KEY": the scheme in any case, one or more blanks. NULL if it is another scheme. */
 static const char *bearer(const char *authorization)
 {
-    if (strncasecmp(authorization, "bearer", 6) != 0 || (authorization[6] != ' ' && authorization[6] != '\0'))
+    if (strncasecmp(authorization, "bearer", 6) != 0 ||
+        (authorization[6] != ' ' && authorization[6] != '\0'))
         return NULL;
     const char *text = authorization + 6;
     while (*text == ' ')
@@ -214,13 +222,14 @@ void gw_tenants_open_to_all(gw_tenants *tenants)
     tenants->open_to_all = true;
 }
 
-gw_auth gw_tenants_authenticate(gw_tenants *tenants, gw_identity *out, const char *authorization, const char *api_key,
-                                const char *remote, uint32_t scopes)
+gw_auth gw_tenants_authenticate(gw_tenants *tenants, gw_identity *out, const char *authorization,
+                                const char *api_key, const char *remote, uint32_t scopes)
 {
     gw_auth auth = GW_AUTH_WRONG;
     pthread_mutex_lock(&tenants->mutex);
     if (!tenants->key_count) {
-        /* Clients send made-up keys to local servers; without keys none is asked for, so none is wrong. */
+        /* Clients send made-up keys to local servers; without keys none is asked for, so none is
+         * wrong. */
         *out = tenants->open;
         auth = tenants->open_to_all || is_loopback(remote) ? GW_AUTH_OK : GW_AUTH_NOT_LOCAL;
         goto out;
@@ -250,7 +259,8 @@ gw_auth gw_tenants_authenticate(gw_tenants *tenants, gw_identity *out, const cha
     const tenant *owner = tenant_by_id(tenants, k->info.tenant);
     if (!owner)
         goto out;
-    *out = (gw_identity){.tenant = owner->id, .key = k->info.key, .salt = owner->salt, .scopes = k->info.scopes};
+    *out = (gw_identity){
+        .tenant = owner->id, .key = k->info.key, .salt = owner->salt, .scopes = k->info.scopes};
     memcpy(out->name, owner->name, sizeof(out->name));
     auth = (k->info.scopes & scopes) == scopes ? GW_AUTH_OK : GW_AUTH_SCOPE;
 out:
@@ -261,11 +271,13 @@ out:
 bool gw_tenants_admit(gw_tenants *tenants, gw_identity *out, gw_exchange *exchange, uint32_t scopes)
 {
     switch (gw_tenants_authenticate(tenants, out, gw_exchange_header(exchange, "authorization"),
-                                    gw_exchange_header(exchange, "x-api-key"), gw_exchange_remote(exchange), scopes)) {
+                                    gw_exchange_header(exchange, "x-api-key"),
+                                    gw_exchange_remote(exchange), scopes)) {
     case GW_AUTH_OK:
         return true;
     case GW_AUTH_MISSING:
-        gw_error_unauthorized(exchange, "no API key: send Authorization: Bearer KEY or x-api-key: KEY");
+        gw_error_unauthorized(exchange,
+                              "no API key: send Authorization: Bearer KEY or x-api-key: KEY");
         return false;
     case GW_AUTH_WRONG:
         gw_error_unauthorized(exchange, "the API key is not valid");
@@ -286,47 +298,56 @@ static base_code check_name(const char *what, const char *text, base_err *err)
 {
     size_t length = strlen(text);
     if (!length || length > GW_TENANT_NAME_MAX)
-        return base_fail_param(err, BASE_INVALID, what, "%s must have 1 to %d characters", what, GW_TENANT_NAME_MAX);
+        return base_fail_param(err, BASE_INVALID, what, "%s must have 1 to %d characters", what,
+                               GW_TENANT_NAME_MAX);
     for (size_t i = 0; i < length; i++)
         if (!isalnum((unsigned char)text[i]) && !strchr("._-", text[i]))
-            return base_fail_param(err, BASE_INVALID, what, "%s may hold letters, digits, '.', '_' and '-' only", what);
+            return base_fail_param(err, BASE_INVALID, what,
+                                   "%s may hold letters, digits, '.', '_' and '-' only", what);
     return BASE_OK;
 }
 
-base_code gw_tenants_add(gw_tenants *tenants, const char *text, const char *name, const char *label, uint32_t scopes,
-                         base_err *err)
+base_code gw_tenants_add(gw_tenants *tenants, const char *text, const char *name, const char *label,
+                         uint32_t scopes, base_err *err)
 {
     base_code code = check_name("tenant", name, err);
     if (code)
         return code;
     if (strlen(label) > GW_TENANT_NAME_MAX)
-        return base_fail_param(err, BASE_INVALID, "label", "label exceeds %d characters", GW_TENANT_NAME_MAX);
+        return base_fail_param(err, BASE_INVALID, "label", "label exceeds %d characters",
+                               GW_TENANT_NAME_MAX);
     if (!scopes || (scopes & ~(uint32_t)GW_SCOPE_ALL))
-        return base_fail_param(err, BASE_INVALID, "scopes", "scopes must name at least one of infer, raw, admin");
+        return base_fail_param(err, BASE_INVALID, "scopes",
+                               "scopes must name at least one of inference, raw, admin");
     size_t length = strlen(text);
     if (length < 16 || length > GW_KEY_TEXT_MAX)
-        return base_fail_param(err, BASE_INVALID, "key", "a key must have 16 to %d characters", GW_KEY_TEXT_MAX);
+        return base_fail_param(err, BASE_INVALID, "key", "a key must have 16 to %d characters",
+                               GW_KEY_TEXT_MAX);
     for (size_t i = 0; i < length; i++)
         if (text[i] <= ' ' || text[i] > '~')
-            return base_fail_param(err, BASE_INVALID, "key", "a key may hold printable ASCII without blanks only");
+            return base_fail_param(err, BASE_INVALID, "key",
+                                   "a key may hold printable ASCII without blanks only");
     gw_key_row row = {.scopes = scopes, .label = label};
     if (!hash_key(row.hash, text))
         return base_fail_param(err, BASE_INVALID, "key", "this is not a key");
     uint64_t salt;
     code = gw_ledger_tenant_put(tenants->ledger, &row.tenant, &salt, name, err);
     if (!code)
-        code = gw_ledger_key_put(tenants->ledger, &row.id, row.tenant, row.hash, scopes, label, err);
+        code =
+            gw_ledger_key_put(tenants->ledger, &row.id, row.tenant, row.hash, scopes, label, err);
     if (code)
         return code;
     row.created_ms = base_wall_ms();
     pthread_mutex_lock(&tenants->mutex);
     bool added = add_tenant(tenants, row.tenant, salt, name) && add_key(tenants, &row);
     pthread_mutex_unlock(&tenants->mutex);
-    return added ? BASE_OK : base_fail(err, BASE_NOMEM, "the key is stored; no memory to use it before the next start");
+    return added ? BASE_OK
+                 : base_fail(err, BASE_NOMEM,
+                             "the key is stored; no memory to use it before the next start");
 }
 
-base_code gw_tenants_mint(gw_tenants *tenants, char text[GW_KEY_TEXT_MAX + 1], const char *name, const char *label,
-                          uint32_t scopes, base_err *err)
+base_code gw_tenants_mint(gw_tenants *tenants, char text[GW_KEY_TEXT_MAX + 1], const char *name,
+                          const char *label, uint32_t scopes, base_err *err)
 {
     uint8_t random[24];
     if (getrandom(random, sizeof(random), 0) != (ssize_t)sizeof(random))
@@ -368,7 +389,10 @@ base_code gw_scopes_parse(uint32_t *out, const char *text, base_err *err)
     static const struct {
         const char *name;
         uint32_t bit;
-    } words[] = {{"infer", GW_SCOPE_INFER}, {"raw", GW_SCOPE_RAW}, {"admin", GW_SCOPE_ADMIN}, {"all", GW_SCOPE_ALL}};
+    } words[] = {{"inference", GW_SCOPE_INFER},
+                 {"raw", GW_SCOPE_RAW},
+                 {"admin", GW_SCOPE_ADMIN},
+                 {"all", GW_SCOPE_ALL}};
     uint32_t bits = 0;
     while (*text) {
         size_t length = strcspn(text, ",");
@@ -377,14 +401,16 @@ base_code gw_scopes_parse(uint32_t *out, const char *text, base_err *err)
             if (length == strlen(words[i].name) && strncmp(text, words[i].name, length) == 0)
                 bit = words[i].bit;
         if (!bit)
-            return base_fail_param(err, BASE_INVALID, "scopes", "'%.*s' is no scope; there are infer, raw, admin, all",
+            return base_fail_param(err, BASE_INVALID, "scopes",
+                                   "'%.*s' is no scope; there are inference, raw, admin, all",
                                    (int)base_min(length, 32), text);
         bits |= bit;
         text += length;
         text += *text == ',';
     }
     if (!bits)
-        return base_fail_param(err, BASE_INVALID, "scopes", "scopes must name at least one of infer, raw, admin");
+        return base_fail_param(err, BASE_INVALID, "scopes",
+                               "scopes must name at least one of inference, raw, admin");
     *out = bits;
     return BASE_OK;
 }

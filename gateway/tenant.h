@@ -1,9 +1,10 @@
 /* gw_tenants: who is asking, and what they may do.
  *
- * Tenants and keys are rows of the ledger's database, read at create and held in memory; a key is stored as the SHA-256 of
- * its text and compared in constant time over all keys without an early exit. A tenant's salt is 64 random bits, stored, the
- * namespace of its cached pages. While the database has no key, everyone on loopback is the tenant `default` with every
- * scope and nobody else is admitted. Thread: any, unless said otherwise; one mutex, held for the compare. */
+ * Tenants and keys are rows of the ledger's database, read at create and held in memory; a key is
+ * stored as the SHA-256 of its text and compared in constant time over all keys without an early
+ * exit. A tenant's salt is 64 random bits, stored, the namespace of its cached pages. While the
+ * database has no key, everyone on loopback is the tenant `default` with every scope and nobody
+ * else is admitted. Thread: any, unless said otherwise; one mutex, held for the compare. */
 #pragma once
 #include "engine/base/err.h"
 #include "gateway/account.h"
@@ -38,26 +39,31 @@ typedef enum gw_auth {
 /* Makes the tenant `default` if there is none. The ledger is borrowed and outlives this. */
 base_code gw_tenants_create(gw_tenants **out, gw_ledger *ledger, base_err *err);
 void gw_tenants_destroy(gw_tenants *tenants); /* NULL is fine */
-/* server.insecure: without keys clients beyond loopback are the tenant `default` too. Before the first request. */
+/* server.insecure: without keys clients beyond loopback are the tenant `default` too. Before the
+ * first request. */
 void gw_tenants_open_to_all(gw_tenants *tenants);
 gw_account *gw_tenants_account(gw_tenants *tenants); /* the usage totals, borrowed */
-bool gw_tenants_keyed(const gw_tenants *tenants); /* at least one key is valid: other addresses than loopback may be served */
+bool gw_tenants_keyed(const gw_tenants *tenants); /* at least one key is valid: other addresses than
+                                                     loopback may be served */
 
-/* `authorization`: the whole header value ("Bearer KEY", scheme in any case) or NULL; `api_key`: x-api-key or NULL; if both
- * are sent both must name the same key. `remote`: address text. `scopes`: all of these are needed. */
-gw_auth gw_tenants_authenticate(gw_tenants *tenants, gw_identity *out, const char *authorization, const char *api_key,
-                                const char *remote, uint32_t scopes);
-/* The same for an exchange; if it is refused, answers 401 invalid_api_key or 403 permission_error and returns false: the
- * exchange is over then. Thread: the exchange's loop. */
-bool gw_tenants_admit(gw_tenants *tenants, gw_identity *out, gw_exchange *exchange, uint32_t scopes);
+/* `authorization`: the whole header value ("Bearer KEY", scheme in any case) or NULL; `api_key`:
+ * x-api-key or NULL; if both are sent both must name the same key. `remote`: address text.
+ * `scopes`: all of these are needed. */
+gw_auth gw_tenants_authenticate(gw_tenants *tenants, gw_identity *out, const char *authorization,
+                                const char *api_key, const char *remote, uint32_t scopes);
+/* The same for an exchange; if it is refused, answers 401 invalid_api_key or 403 permission_error
+ * and returns false: the exchange is over then. Thread: the exchange's loop. */
+bool gw_tenants_admit(gw_tenants *tenants, gw_identity *out, gw_exchange *exchange,
+                      uint32_t scopes);
 
-/* Mints a key ("wb_" and 48 hex digits of 192 random bits) for a tenant, which is made if it is new. The text is given out
- * here and never again. Blocks until the row is committed. */
-base_code gw_tenants_mint(gw_tenants *tenants, char key[GW_KEY_TEXT_MAX + 1], const char *tenant, const char *label,
-                          uint32_t scopes, base_err *err);
-/* Adds a key whose text the operator chose (at least 16 characters); BASE_CONFLICT if it is there already. Blocks. */
-base_code gw_tenants_add(gw_tenants *tenants, const char *key, const char *tenant, const char *label, uint32_t scopes,
-                         base_err *err);
+/* Mints a key ("wb_" and 48 hex digits of 192 random bits) for a tenant, which is made if it is
+ * new. The text is given out here and never again. Blocks until the row is committed. */
+base_code gw_tenants_mint(gw_tenants *tenants, char key[GW_KEY_TEXT_MAX + 1], const char *tenant,
+                          const char *label, uint32_t scopes, base_err *err);
+/* Adds a key whose text the operator chose (at least 16 characters); BASE_CONFLICT if it is there
+ * already. Blocks. */
+base_code gw_tenants_add(gw_tenants *tenants, const char *key, const char *tenant,
+                         const char *label, uint32_t scopes, base_err *err);
 /* By its row id. BASE_NOT_FOUND. Blocks. Without the last key, loopback is open again. */
 base_code gw_tenants_revoke(gw_tenants *tenants, int64_t key, base_err *err);
 
@@ -70,5 +76,5 @@ typedef struct gw_key_info {
 } gw_key_info;
 /* Copies up to `max` rows; returns how many there are. */
 uint32_t gw_tenants_keys(gw_tenants *tenants, gw_key_info *out, uint32_t max);
-/* "infer,raw,admin" to bits; BASE_INVALID names an unknown word. */
+/* "inference,raw,admin" to bits; BASE_INVALID names an unknown word. */
 base_code gw_scopes_parse(uint32_t *out, const char *text, base_err *err);

@@ -252,7 +252,7 @@ Test(route, keys_open_and_close_the_doors, .timeout = 60)
     CHECK_ROWS(before);
     char key[64], user[64], head[256];
     const char *text = ask(ADM, "POST /admin/v1/keys HTTP/1.1\r\n" JSON,
-                           "{\"tenant\":\"ops\",\"scopes\":[\"infer\",\"admin\"]}");
+                           "{\"tenant\":\"ops\",\"scopes\":[\"inference\",\"admin\"]}");
     cr_assert_not_null(strstr(text, "\"key\":\"wb_"), "%s", text);
     snprintf(key, sizeof key, "%.51s", strstr(text, "wb_"));
     snprintf(head, sizeof head, "POST /admin/v1/keys HTTP/1.1\r\n" JSON "x-api-key: %s\r\n", key);
@@ -282,7 +282,7 @@ Test(route, keys_open_and_close_the_doors, .timeout = 60)
         {ADM, GET("/metrics"), "", 200, NULL, NULL},
         {ADM, GET("/metrics") "Host: evil.example\r\n", "", 421, NULL, NULL},
         {ADM, heads[4], "", 403, "\"permission_error\"", NULL},
-        {ADM, heads[5], "", 200, "\"tenant\":\"team\",\"label\":\"\",\"scopes\":[\"infer\"]",
+        {ADM, heads[5], "", 200, "\"tenant\":\"team\",\"label\":\"\",\"scopes\":[\"inference\"]",
          "wb_"},
         {ADM, heads[6], "", 200, "\"deleted\":true", NULL},
         {ADM, heads[6], "", 404, NULL, NULL},

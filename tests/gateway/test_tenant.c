@@ -23,7 +23,8 @@ static int remove_entry(const char *path, const struct stat *st, int type, struc
 static void open_all(void)
 {
     base_err err = BASE_ERR_INIT;
-    cr_assert_eq(gw_ledger_open(&ledger, &(gw_ledger_options){.path = directory}, &err), BASE_OK, "%s", err.text);
+    cr_assert_eq(gw_ledger_open(&ledger, &(gw_ledger_options){.path = directory}, &err), BASE_OK,
+                 "%s", err.text);
     cr_assert_eq(gw_tenants_create(&tenants, ledger, &err), BASE_OK, "%s", err.text);
 }
 
@@ -51,7 +52,8 @@ TestSuite(tenant, .init = begin, .fini = end, .timeout = 30);
 static gw_auth as(const char *authorization, const char *api_key, gw_identity *out)
 {
     gw_identity identity;
-    return gw_tenants_authenticate(tenants, out ? out : &identity, authorization, api_key, "192.0.2.1", GW_SCOPE_INFER);
+    return gw_tenants_authenticate(tenants, out ? out : &identity, authorization, api_key,
+                                   "192.0.2.1", GW_SCOPE_INFER);
 }
 
 static const char key[] = "KEY-of-sixteen-or-more";
@@ -59,7 +61,8 @@ static const char key[] = "KEY-of-sixteen-or-more";
 static void add(const char *text, const char *tenant, uint32_t scopes)
 {
     base_err err = BASE_ERR_INIT;
-    cr_assert_eq(gw_tenants_add(tenants, text, tenant, "label", scopes, &err), BASE_OK, "%s", err.text);
+    cr_assert_eq(gw_tenants_add(tenants, text, tenant, "label", scopes, &err), BASE_OK, "%s",
+                 err.text);
 }
 
 Test(tenant, without_keys_loopback_is_the_tenant_default)
@@ -67,13 +70,20 @@ Test(tenant, without_keys_loopback_is_the_tenant_default)
     static const struct {
         const char *remote;
         gw_auth auth;
-    } rows[] = {{"127.0.0.1", GW_AUTH_OK},        {"127.9.9.9", GW_AUTH_OK},         {"::1", GW_AUTH_OK},
-                {"::ffff:127.0.0.1", GW_AUTH_OK}, {"10.0.0.1", GW_AUTH_NOT_LOCAL},   {"::ffff:10.0.0.1", GW_AUTH_NOT_LOCAL},
-                {"", GW_AUTH_NOT_LOCAL},          {"localhost", GW_AUTH_NOT_LOCAL}, {"2001:db8::1", GW_AUTH_NOT_LOCAL}};
+    } rows[] = {{"127.0.0.1", GW_AUTH_OK},
+                {"127.9.9.9", GW_AUTH_OK},
+                {"::1", GW_AUTH_OK},
+                {"::ffff:127.0.0.1", GW_AUTH_OK},
+                {"10.0.0.1", GW_AUTH_NOT_LOCAL},
+                {"::ffff:10.0.0.1", GW_AUTH_NOT_LOCAL},
+                {"", GW_AUTH_NOT_LOCAL},
+                {"localhost", GW_AUTH_NOT_LOCAL},
+                {"2001:db8::1", GW_AUTH_NOT_LOCAL}};
     cr_assert_not(gw_tenants_keyed(tenants));
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         gw_identity identity;
-        cr_expect_eq(gw_tenants_authenticate(tenants, &identity, "Bearer made-up", NULL, rows[i].remote, GW_SCOPE_ALL),
+        cr_expect_eq(gw_tenants_authenticate(tenants, &identity, "Bearer made-up", NULL,
+                                             rows[i].remote, GW_SCOPE_ALL),
                      rows[i].auth, "%s", rows[i].remote);
         cr_expect_str_eq(identity.name, "default");
     }
@@ -107,7 +117,8 @@ Test(tenant, headers_and_keys)
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         gw_identity identity;
-        cr_expect_eq(as(rows[i].authorization, rows[i].api_key, &identity), rows[i].auth, "row %zu", i);
+        cr_expect_eq(as(rows[i].authorization, rows[i].api_key, &identity), rows[i].auth, "row %zu",
+                     i);
         if (rows[i].auth == GW_AUTH_OK)
             cr_expect_str_eq(identity.name, "acme");
     }
@@ -115,24 +126,28 @@ Test(tenant, headers_and_keys)
     memset(longer, 'k', sizeof(longer) - 1);
     longer[sizeof(longer) - 1] = '\0';
     cr_assert_eq(as(NULL, longer, NULL), GW_AUTH_WRONG);
-    cr_assert_eq(gw_tenants_authenticate(tenants, &(gw_identity){0}, NULL, NULL, "127.0.0.1", GW_SCOPE_INFER), GW_AUTH_MISSING,
-                 "with keys loopback is as good as any");
+    cr_assert_eq(gw_tenants_authenticate(tenants, &(gw_identity){0}, NULL, NULL, "127.0.0.1",
+                                         GW_SCOPE_INFER),
+                 GW_AUTH_MISSING, "with keys loopback is as good as any");
 }
 
 Test(tenant, scopes_are_asked_for)
 {
     add(key, "acme", GW_SCOPE_INFER);
     gw_identity identity;
-    cr_assert_eq(gw_tenants_authenticate(tenants, &identity, NULL, key, "192.0.2.1", GW_SCOPE_ADMIN), GW_AUTH_SCOPE);
-    cr_assert_eq(gw_tenants_authenticate(tenants, &identity, NULL, key, "192.0.2.1", GW_SCOPE_INFER | GW_SCOPE_RAW),
+    cr_assert_eq(
+        gw_tenants_authenticate(tenants, &identity, NULL, key, "192.0.2.1", GW_SCOPE_ADMIN),
+        GW_AUTH_SCOPE);
+    cr_assert_eq(gw_tenants_authenticate(tenants, &identity, NULL, key, "192.0.2.1",
+                                         GW_SCOPE_INFER | GW_SCOPE_RAW),
                  GW_AUTH_SCOPE);
     uint32_t scopes;
-    cr_assert_eq(gw_scopes_parse(&scopes, "infer,admin", NULL), BASE_OK);
+    cr_assert_eq(gw_scopes_parse(&scopes, "inference,admin", NULL), BASE_OK);
     cr_assert_eq(scopes, GW_SCOPE_INFER | GW_SCOPE_ADMIN);
     cr_assert_eq(gw_scopes_parse(&scopes, "all", NULL), BASE_OK);
     cr_assert_eq(scopes, GW_SCOPE_ALL);
     base_err err = BASE_ERR_INIT;
-    cr_assert_eq(gw_scopes_parse(&scopes, "infer,root", &err), BASE_INVALID);
+    cr_assert_eq(gw_scopes_parse(&scopes, "inference,root", &err), BASE_INVALID);
     cr_assert_not_null(strstr(err.text, "root"));
     cr_assert_eq(gw_scopes_parse(&scopes, "", NULL), BASE_INVALID);
 }
@@ -200,7 +215,9 @@ Test(tenant, bad_names_and_keys_are_refused_by_field)
                 {"KEY-of-sixteen-or-more", "acme", 64, "scopes"}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         base_err err = BASE_ERR_INIT;
-        cr_expect_eq(gw_tenants_add(tenants, rows[i].key, rows[i].tenant, "l", rows[i].scopes, &err), BASE_INVALID, "row %zu", i);
+        cr_expect_eq(
+            gw_tenants_add(tenants, rows[i].key, rows[i].tenant, "l", rows[i].scopes, &err),
+            BASE_INVALID, "row %zu", i);
         cr_expect_str_eq(err.param, rows[i].param);
     }
 }
@@ -218,7 +235,8 @@ Test(tenant, accounts_add_up)
     for (int64_t i = 0; i < GW_ACCOUNT_MAX + 100; i++) {
         char name[16];
         snprintf(name, sizeof(name), "t%lld", (long long)i);
-        gw_account_add(account, i + 1, name, &usage, i % 2 ? GW_OUTCOME_CANCELLED : GW_OUTCOME_DONE, i % 3 != 0);
+        gw_account_add(account, i + 1, name, &usage, i % 2 ? GW_OUTCOME_CANCELLED : GW_OUTCOME_DONE,
+                       i % 3 != 0);
     }
     gw_usage_totals total = gw_account_total(account);
     cr_assert_eq(total.turns, GW_ACCOUNT_MAX + 100);

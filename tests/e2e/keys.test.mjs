@@ -1,0 +1,53 @@
+// Keys and tenants: both header styles, 401 and 403, and nothing shared between tenants.
+import assert from 'node:assert/strict';
+import OpenAI from 'openai';
+import { check, finish, post, startServer, word } from './lib.mjs';
+
+const server = await startServer();
+const admin = (path, body, headers = {}) => post(server.admin, path, body, headers);
+const make = async (body, key) => (await admin('/admin/v1/keys', body, key ? { authorization: `Bearer ${key}` } : {})).json;
+const ask = (content) => ({ model: 'nano', temperature: 0, max_tokens: 10, messages: [{ role: 'user', content }] });
+
+await check('without keys anybody on loopback is the tenant "default"', async () => {
+  assert.equal((await post(server.url, '/v1/chat/completions', ask('hi'))).status, 200);
+});
+
+const root = await make({ label: 'root', scopes: ['admin'] });
+const a = await make({ tenant: `t-${word()}`, scopes: ['inference'] }, root.key);
+const b = await make({ tenant: `t-${word()}`, scopes: ['inference'] }, root.key);
+
+await check('with keys: none is 401, a wrong one is 401, either header style is taken', async () => {
+  for (const headers of [{}, { authorization: `Bearer ${word()}` }, { 'x-api-key': word() }]) {
+    const r = await post(server.url, '/v1/chat/completions', ask('hi'), headers);
+    assert.equal(r.status, 401);
+    assert.equal(r.json.error.code, 'invalid_api_key');
+  }
+  for (const headers of [{ authorization: `Bearer ${a.key}` }, { 'x-api-key': a.key }])
+    assert.equal((await post(server.url, '/v1/chat/completions', ask('hi'), headers)).status, 200);
+  await assert.rejects(new OpenAI({ baseURL: `${server.url}/v1`, apiKey: word(), maxRetries: 0 }).models.list(), OpenAI.AuthenticationError);
+});
+
+await check('a key without the scope is 403', async () => {
+  const r = await post(server.url, '/v1/chat/completions', ask('hi'), { 'x-api-key': root.key });
+  assert.equal(r.status, 403);
+  assert.equal((await admin('/admin/v1/keys', {}, { authorization: `Bearer ${a.key}` })).status, 403);
+});
+
+await check('tenants share no cached token, one tenant does', async () => {
+  const body = ask(`Remember ${word()} ${word()} ${word()}.`);
+  const cached = async (key) => (await post(server.url, '/v1/chat/completions', body, { 'x-api-key': key })).json.usage.prompt_tokens_details.cached_tokens;
+  await cached(a.key);
+  assert.ok(await cached(a.key) > 100);
+  assert.equal(await cached(b.key), 0);
+});
+
+await check('a revoked key is 401 at once', async () => {
+  const list = await (await fetch(`${server.admin}/admin/v1/keys`, { headers: { authorization: `Bearer ${root.key}` } })).json();
+  const row = list.data.find((k) => k.tenant === b.tenant);
+  const gone = await fetch(`${server.admin}/admin/v1/keys/${row.id}`, { method: 'DELETE', headers: { authorization: `Bearer ${root.key}` } });
+  assert.equal(gone.status, 200);
+  assert.equal((await post(server.url, '/v1/chat/completions', ask('hi'), { 'x-api-key': b.key })).status, 401);
+});
+
+await server.stop();
+finish();
