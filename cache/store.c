@@ -435,11 +435,11 @@ static bool has_work(const kv_store *store)
 bool kv_store_flush(kv_store *store)
 {
     pthread_mutex_lock(&store->lock);
-    uint32_t failures = store->failures;
     pthread_cond_signal(&store->work);
     while (has_work(store) && !(store->paused && !store->busy))
         pthread_cond_wait(&store->idle, &store->lock);
-    bool ok = !has_work(store) && failures == store->failures;
+    bool ok = !has_work(store) && store->failures == store->failures_told;
+    store->failures_told = store->failures;
     pthread_mutex_unlock(&store->lock);
     return ok;
 }

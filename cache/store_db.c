@@ -207,6 +207,13 @@ static int prepare(kv_store *store)
     return SQLITE_OK;
 }
 
+static bool may_write(const kv_store *store)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/index.db", store->dir);
+    return access(path, W_OK) == 0 && access(store->dir, W_OK) == 0;
+}
+
 base_code kv_store__db_open(kv_store *store, base_err *err)
 {
     int64_t version = 0, tables = 0;
@@ -233,6 +240,8 @@ base_code kv_store__db_open(kv_store *store, base_err *err)
         rc = exec(store, "COMMIT");
     if (rc == SQLITE_OK)
         rc = prepare(store);
+    if ((rc & 0xFF) == SQLITE_READONLY && may_write(store))
+        rc = SQLITE_CORRUPT; /* a damaged head says so */
     return rc == SQLITE_OK ? BASE_OK : fail(store, rc, err);
 }
 

@@ -164,7 +164,7 @@ struct kv_store {
     bool paused, broken; /* after an error; for good */
     bool scrub;          /* erased rows may still stand in the log */
     bool busy;           /* the writer is at work */
-    uint32_t failures;   /* of the writer, ever: flush compares */
+    uint32_t failures, failures_told; /* of the writer, ever; when a flush last told */
     kv_store_stats stats;
 
     pthread_t writer, *readers;

@@ -66,7 +66,8 @@ static inline uint64_t fix_hash(uint64_t h, int32_t token)
 static inline uint8_t fix_byte(uint64_t hash, uint32_t plane, uint32_t i)
 {
     uint64_t h = (hash + plane * 131u + i) * 0xBF58476D1CE4E5B9u;
-    return (uint8_t)(h >> 40);
+    h = (h ^ h >> 32) * 0x94D049BB133111EBu;
+    return (uint8_t)(h >> 56);
 }
 
 /* "Computes" rows [from, to) of a sequence. */
