@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 const uint32_t chunk_sizes[8] = {1, 2, 3, 7, 8, 17, 64, 129};
 
@@ -292,6 +293,13 @@ struct tensors {
     size_t length;
     size_t header; /* length of the JSON header, which stands at byte 8 */
 };
+
+bool have_tensors(const char *name)
+{
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s", VECTORS, name);
+    return access(path, R_OK) == 0;
+}
 
 tensors *open_tensors(const char *name)
 {

@@ -7,7 +7,7 @@
 
 #define ROWS_MAX 132
 #define WIDTH_MAX 1600
-#define CONTEXT_MAX 4096
+#define CONTEXT_MAX 8192
 
 /* Row counts that a chunk of a step may have: around the border between few and many rows, odd
  * ones, and one past 128. */
@@ -60,6 +60,7 @@ typedef struct tensor {
     uint32_t shape[4]; /* missing dimensions are 1 */
 } tensor;
 
+bool have_tensors(const char *name);
 /* A file below tests/vectors. Fails the test if it does not exist. */
 tensors *open_tensors(const char *name);
 /* Fails the test if the name is missing. */

@@ -605,3 +605,86 @@ Test(golden, draft_attend)
         kn_kv_destroy(kv);
     }
 }
+
+/* ---- long contexts of the nano model ---- */
+
+/* Stored NVFP4 rows of one plane, page i of the sequence in page i. */
+static void put_plane_rows(kn_kv *kv, const uint8_t *rows, uint32_t tokens, uint32_t bytes,
+                           kn_plane_kind kind, uint32_t head)
+{
+    for (uint32_t t = 0; t < tokens; t += KN_PAGE_TOKENS)
+        kn_kv_copy_in(kv, rows + (size_t)t * bytes, t / KN_PAGE_TOKENS, 0, kind, head,
+                      tokens - t < KN_PAGE_TOKENS ? tokens - t : KN_PAGE_TOKENS);
+}
+
+Test(golden, nano_select_and_attend)
+{
+    static const char *const file_name = "nano-nvfp4.safetensors";
+    if (!have_tensors(file_name))
+        cr_skip_test("the nano model's vectors are not here");
+    const tensors *file = open_tensors(file_name);
+    uint32_t table[64];
+    for (uint32_t i = 0; i < 64; i++)
+        table[i] = i;
+    const uint32_t *const pages[1] = {table};
+    const tensor ik = get_tensor(file, "8000.select.6.ik_rows");
+    const tensor iq = get_tensor(file, "8000.select.6.iq"); /* [rows, heads, dim] */
+    const int32_t *blocks = get_tensor(file, "8000.select.6.blocks").data;
+    const float *margin = get_tensor(file, "8000.select.6.margin").data;
+    const tensor q = get_tensor(file, "2049.attend.6.q");
+    const tensor k = get_tensor(file, "2049.attend.6.k_rows"); /* [kv_heads, tokens, bytes] */
+    const tensor chosen = get_tensor(file, "2049.attend.6.blocks");
+    const kn_kv_shape shape = {.type = KN_KV_NVFP4,
+                               .layers = 1,
+                               .kv_heads = k.shape[0],
+                               .head_dim = q.shape[2],
+                               .index_dim = iq.shape[2],
+                               .has_index = {1},
+                               .page_count = 64};
+    FOR_EACH_DEVICE(d)
+    {
+        kn_kv *kv = open_pages(d, &shape);
+        put_plane_rows(kv, ik.data, ik.shape[0], ik.shape[1], KN_PLANE_INDEX, 0);
+        int32_t *got = zeroed(iq.shape[0] * iq.shape[1] * 4 * sizeof *got);
+        const kn_rows select_rows = {.rows = iq.shape[0],
+                                     .token = zero_token,
+                                     .pos = get_tensor(file, "8000.select.6.pos").data,
+                                     .seq = zero_seq,
+                                     .pages = pages};
+        const kn_select select = {.index_q = iq.data,
+                                  .index_heads = iq.shape[1],
+                                  .index_dim = iq.shape[2],
+                                  .topk = 4,
+                                  .local = 1,
+                                  .blocks = got};
+        d->ops->select(d, kv, &select_rows, &select);
+        for (uint32_t i = 0; i < iq.shape[0] * iq.shape[1]; i++)
+            if (margin[i] > 1e-4f) /* below, the rounding of float sums decides */
+                cr_assert_arr_eq(got + i * 4, blocks + i * 4, 4 * sizeof *got, "%s: row %u",
+                                 d->ops->name, i);
+
+        for (uint32_t h = 0; h < k.shape[0]; h++) {
+            const size_t at = (size_t)h * k.shape[1] * k.shape[2];
+            put_plane_rows(kv, (const uint8_t *)k.data + at, k.shape[1], k.shape[2], KN_PLANE_K, h);
+            put_plane_rows(kv, (const uint8_t *)get_tensor(file, "2049.attend.6.v_rows").data + at,
+                           k.shape[1], k.shape[2], KN_PLANE_V, h);
+        }
+        float *out = zeroed(q.count * sizeof *out);
+        const kn_rows attend_rows = {.rows = q.shape[0],
+                                     .token = zero_token,
+                                     .pos = get_tensor(file, "2049.attend.6.pos").data,
+                                     .seq = zero_seq,
+                                     .pages = pages};
+        const kn_attend attend = {.q = q.data,
+                                  .q_heads = q.shape[1],
+                                  .kv_heads = k.shape[0],
+                                  .head_dim = q.shape[2],
+                                  .blocks = chosen.data,
+                                  .topk = chosen.shape[2],
+                                  .out = out};
+        d->ops->attend(d, kv, &attend_rows, &attend);
+        within_rows(out, get_tensor(file, "2049.attend.6.sparse").data, q.shape[0],
+                    (size_t)q.shape[1] * q.shape[2], 1e-5f, d->ops->name);
+        kn_kv_destroy(kv);
+    }
+}
