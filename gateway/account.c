@@ -56,8 +56,8 @@ static void add(gw_usage_totals *totals, const eng_usage *usage, gw_outcome outc
     totals->decode_ns += usage->decode_ns;
 }
 
-void gw_account_add(gw_account *account, int64_t tenant, const char *name, const eng_usage *usage, gw_outcome outcome,
-                    bool stored)
+void gw_account_add(gw_account *account, int64_t tenant, const char *name, const eng_usage *usage,
+                    gw_outcome outcome, bool stored)
 {
     pthread_mutex_lock(&account->mutex);
     uint32_t i = 0;
@@ -69,7 +69,8 @@ void gw_account_add(gw_account *account, int64_t tenant, const char *name, const
         bool other = i == GW_ACCOUNT_MAX - 1;
         account->count = i + 1;
         account->rows[i].tenant = other ? -1 : tenant;
-        snprintf(account->rows[i].name, sizeof(account->rows[i].name), "%s", other ? "other" : name);
+        snprintf(account->rows[i].name, sizeof(account->rows[i].name), "%s",
+                 other ? "other" : name);
     }
     add(&account->rows[i].totals, usage, outcome, stored);
     add(&account->total, usage, outcome, stored);
@@ -84,7 +85,8 @@ gw_usage_totals gw_account_total(gw_account *account)
     return total;
 }
 
-void gw_account_each(gw_account *account, void (*each)(void *ctx, const char *name, const gw_usage_totals *totals),
+void gw_account_each(gw_account *account,
+                     void (*each)(void *ctx, const char *name, const gw_usage_totals *totals),
                      void *ctx)
 {
     pthread_mutex_lock(&account->mutex);

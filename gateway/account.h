@@ -1,7 +1,8 @@
 /* gw_account: usage totals per tenant, the one place where they are added up.
  *
- * A turn is added once, when its engine work is over, whatever its end; so the sums agree with the usage objects that
- * clients saw. Bounded to GW_ACCOUNT_MAX tenants; later ones share one row named "other". Thread: any; one mutex. */
+ * A turn is added once, when its engine work is over, whatever its end; so the sums agree with the
+ * usage objects that clients saw. Bounded to GW_ACCOUNT_MAX tenants; later ones share one row named
+ * "other". Thread: any; one mutex. */
 #pragma once
 #include "engine/engine.h"
 
@@ -21,9 +22,10 @@ typedef enum gw_outcome { GW_OUTCOME_DONE, GW_OUTCOME_CANCELLED, GW_OUTCOME_FAIL
 base_code gw_account_create(gw_account **out, base_err *err);
 void gw_account_destroy(gw_account *account); /* NULL is fine */
 /* `name` is copied when the tenant is new. */
-void gw_account_add(gw_account *account, int64_t tenant, const char *name, const eng_usage *usage, gw_outcome outcome,
-                    bool stored);
+void gw_account_add(gw_account *account, int64_t tenant, const char *name, const eng_usage *usage,
+                    gw_outcome outcome, bool stored);
 gw_usage_totals gw_account_total(gw_account *account);
 /* Calls `row` for every tenant, with the mutex held: it must not call back. */
-void gw_account_each(gw_account *account, void (*row)(void *ctx, const char *name, const gw_usage_totals *totals),
+void gw_account_each(gw_account *account,
+                     void (*row)(void *ctx, const char *name, const gw_usage_totals *totals),
                      void *ctx);

@@ -1,12 +1,15 @@
 /* api_chat: see the header. Top: reading a body (worker). Bottom: writing records (loop).
  *
- * Read and applied: model, messages, tools, tool_choice, parallel_tool_calls, stream, stream_options, max_completion_tokens
- * and max_tokens, temperature, top_p, top_k, min_p, penalties, repetition_penalty, stop, stop_token_ids, ignore_eos,
- * min_tokens, seed, logprobs, top_logprobs, logit_bias, reasoning_effort, chat_template_kwargs, thinking, enable_thinking,
- * store, metadata, session_id, cache_salt, return_token_ids, add_generation_prompt, continue_final_message. The engine's own
- * fields are taken from `extra_body` too, since some clients forward it literally. Read for their type alone (hints): user,
- * safety_identifier, service_tier, verbosity, prompt_cache_key (a session label at last), prediction. Not offered yet, and
- * refused by name: n above 1, response_format other than text, audio output, custom tools, parts that are not text. */
+ * Read and applied: model, messages, tools, tool_choice, parallel_tool_calls, stream,
+ * stream_options, max_completion_tokens and max_tokens, temperature, top_p, top_k, min_p,
+ * penalties, repetition_penalty, stop, stop_token_ids, ignore_eos, min_tokens, seed, logprobs,
+ * top_logprobs, logit_bias, reasoning_effort, chat_template_kwargs, thinking, enable_thinking,
+ * store, metadata, session_id, cache_salt, return_token_ids, add_generation_prompt,
+ * continue_final_message. The engine's own fields are taken from `extra_body` too, since some
+ * clients forward it literally. Read for their type alone (hints): user, safety_identifier,
+ * service_tier, verbosity, prompt_cache_key (a session label at last), prediction. Not offered yet,
+ * and refused by name: n above 1, response_format other than text, audio output, custom tools,
+ * parts that are not text. */
 #include "gateway/api_chat.h"
 
 #include <ctype.h>
@@ -34,7 +37,8 @@
 #define REORDER_MAX 256
 #define REPLACEMENT "\xEF\xBF\xBD" /* U+FFFD */
 
-/* A token whose logprob waits for its text: lengths of its bytes and its entry's JSON in the two buffers. */
+/* A token whose logprob waits for its text: lengths of its bytes and its entry's JSON in the two
+ * buffers. */
 typedef struct waiting {
     uint32_t byte_count, json_count;
 } waiting;
@@ -43,10 +47,11 @@ typedef struct chat {
     bool include_usage, keepalive_chunk, return_token_ids, logprobs;
     bool reasoning_too; /* the client reads `reasoning` */
     uint32_t top_logprobs;
-    base_buf head;   /* of every record, up to `"choices":` */
-    base_buf record; /* scratch */
-    base_buf ids;    /* token ids that no record has carried yet, "1,2,3" */
-    base_buf entries; /* logprob entries that no record has carried yet, or all of them if not streamed */
+    base_buf head;    /* of every record, up to `"choices":` */
+    base_buf record;  /* scratch */
+    base_buf ids;     /* token ids that no record has carried yet, "1,2,3" */
+    base_buf entries; /* logprob entries that no record has carried yet, or all of them if not
+                         streamed */
     /* Tokens of the output that no text was given out for yet: marks and held text. */
     base_buf waiting_bytes, waiting_json, unmatched;
     waiting *waiting;
@@ -60,11 +65,11 @@ static chat *state(gw_turn *turn)
 
 /* ---- reading ---- */
 
-#define TRY(call)                                                                                                      \
-    do {                                                                                                               \
-        base_code code_ = (call);                                                                                      \
-        if (code_)                                                                                                     \
-            return code_;                                                                                              \
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        base_code code_ = (call);                                                                  \
+        if (code_)                                                                                 \
+            return code_;                                                                          \
     } while (0)
 
 static base_code no_memory(base_err *err)
@@ -72,7 +77,8 @@ static base_code no_memory(base_err *err)
     return base_fail(err, BASE_NOMEM, "no memory for the request");
 }
 
-static base_code unsupported(base_err *err, const char *param, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+static base_code unsupported(base_err *err, const char *param, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 static base_code unsupported(base_err *err, const char *param, const char *fmt, ...)
 {
     char text[160];
@@ -84,7 +90,8 @@ static base_code unsupported(base_err *err, const char *param, const char *fmt, 
 }
 
 /* The path of a field, for errors; base_err keeps 47 bytes of it. */
-static void name_path(char out[PATH_MAX_BYTES], const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void name_path(char out[PATH_MAX_BYTES], const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
 static void name_path(char out[PATH_MAX_BYTES], const char *fmt, ...)
 {
     va_list args;
@@ -94,7 +101,8 @@ static void name_path(char out[PATH_MAX_BYTES], const char *fmt, ...)
 }
 
 /* Text of a content array, its parts joined without separator, as the template joins them. */
-static base_code read_parts(gw_turn *turn, eng_text *out, const json_t *parts, const char *path, base_err *err)
+static base_code read_parts(gw_turn *turn, eng_text *out, const json_t *parts, const char *path,
+                            base_err *err)
 {
     size_t count = json_array_size(parts), total = 0;
     for (int copy = 0; copy < 2; copy++) {
@@ -117,7 +125,8 @@ static base_code read_parts(gw_turn *turn, eng_text *out, const json_t *parts, c
             } else {
                 const char *type = NULL;
                 TRY(gw_read_name(&type, part, where, "type", NAME_BYTES_MAX, err));
-                if (!type || strcmp(type, "text") == 0 || strcmp(type, "input_text") == 0 || strcmp(type, "output_text") == 0) {
+                if (!type || strcmp(type, "text") == 0 || strcmp(type, "input_text") == 0 ||
+                    strcmp(type, "output_text") == 0) {
                     TRY(gw_read_text(&text, part, where, "text", err));
                     if (!text.data)
                         return gw_wrong_type(where, "text", "a string", NULL, err);
@@ -132,8 +141,11 @@ static base_code read_parts(gw_turn *turn, eng_text *out, const json_t *parts, c
                                        : strstr(type, "file")  ? "file"
                                                                : NULL;
                     if (kind)
-                        return unsupported(err, param, "%s: this model reads text only, it takes no %s parts", param, kind);
-                    return base_fail_param(err, BASE_INVALID, param, "%s '%.*s' is no kind of content", param,
+                        return unsupported(err, param,
+                                           "%s: this model reads text only, it takes no %s parts",
+                                           param, kind);
+                    return base_fail_param(err, BASE_INVALID, param,
+                                           "%s '%.*s' is no kind of content", param,
                                            (int)base_utf8_complete(type, strnlen(type, 32)), type);
                 }
             }
@@ -149,8 +161,8 @@ static base_code read_parts(gw_turn *turn, eng_text *out, const json_t *parts, c
     return BASE_OK;
 }
 
-static base_code read_content(gw_turn *turn, eng_text *out, const json_t *message, const char *path, bool required,
-                              base_err *err)
+static base_code read_content(gw_turn *turn, eng_text *out, const json_t *message, const char *path,
+                              bool required, base_err *err)
 {
     const json_t *content = json_object_get(message, "content");
     char where[PATH_MAX_BYTES];
@@ -171,7 +183,8 @@ static base_code read_content(gw_turn *turn, eng_text *out, const json_t *messag
 }
 
 /* reasoning_content, reasoning or reasoning_details: the first that is not empty. */
-static base_code read_reasoning(gw_turn *turn, eng_text *out, const json_t *message, const char *path, base_err *err)
+static base_code read_reasoning(gw_turn *turn, eng_text *out, const json_t *message,
+                                const char *path, base_err *err)
 {
     eng_text text = {0};
     TRY(gw_read_text(&text, message, path, "reasoning_content", err));
@@ -197,7 +210,8 @@ static base_code read_reasoning(gw_turn *turn, eng_text *out, const json_t *mess
             text = (eng_text){to, total};
             for (size_t i = 0; i < count; i++) {
                 const json_t *part = json_object_get(json_array_get(details, i), "text");
-                memcpy(to, json_string_value(part) ? json_string_value(part) : "", json_string_length(part));
+                memcpy(to, json_string_value(part) ? json_string_value(part) : "",
+                       json_string_length(part));
                 to += json_string_length(part);
             }
         }
@@ -207,7 +221,8 @@ static base_code read_reasoning(gw_turn *turn, eng_text *out, const json_t *mess
     return BASE_OK;
 }
 
-static base_code read_call(gw_turn *turn, eng_call *out, const json_t *call, const char *path, base_err *err)
+static base_code read_call(gw_turn *turn, eng_call *out, const json_t *call, const char *path,
+                           base_err *err)
 {
     if (!json_is_object(call))
         return gw_wrong_type(path, "", "an object", call, err);
@@ -244,8 +259,8 @@ static base_code read_call(gw_turn *turn, eng_call *out, const json_t *call, con
     return text ? BASE_OK : no_memory(err);
 }
 
-static base_code read_message(gw_turn *turn, eng_item *out, eng_text *result_id, const json_t *message, size_t index,
-                              base_err *err)
+static base_code read_message(gw_turn *turn, eng_item *out, eng_text *result_id,
+                              const json_t *message, size_t index, base_err *err)
 {
     char path[PATH_MAX_BYTES];
     name_path(path, "messages[%zu]", index);
@@ -277,7 +292,8 @@ static base_code read_message(gw_turn *turn, eng_item *out, eng_text *result_id,
     if (strcmp(role, "assistant") != 0) {
         char param[PATH_MAX_BYTES];
         name_path(param, "%s.role", path);
-        return base_fail_param(err, BASE_INVALID, param, "%s '%.*s' is not one of system, developer, user, assistant, tool",
+        return base_fail_param(err, BASE_INVALID, param,
+                               "%s '%.*s' is not one of system, developer, user, assistant, tool",
                                param, (int)base_utf8_complete(role, strnlen(role, 32)), role);
     }
     out->role = ENG_ROLE_ASSISTANT;
@@ -305,13 +321,15 @@ static base_code read_message(gw_turn *turn, eng_item *out, eng_text *result_id,
 static uint32_t call_index(const eng_item *item, eng_text id)
 {
     for (uint32_t i = 0; i < item->call_count; i++)
-        if (id.length && item->calls[i].id.length == id.length && memcmp(item->calls[i].id.data, id.data, id.length) == 0)
+        if (id.length && item->calls[i].id.length == id.length &&
+            memcmp(item->calls[i].id.data, id.data, id.length) == 0)
             return i;
     return item->call_count;
 }
 
-/* The template links results to calls by order alone, clients by id; so the results after an assistant turn are put into
- * the order of its calls. Results that answer none of them stay behind in their own order. */
+/* The template links results to calls by order alone, clients by id; so the results after an
+ * assistant turn are put into the order of its calls. Results that answer none of them stay behind
+ * in their own order. */
 static void order_results(eng_item *items, eng_text *ids, size_t count)
 {
     for (size_t at = 0; at < count; at++) {
@@ -319,10 +337,12 @@ static void order_results(eng_item *items, eng_text *ids, size_t count)
         size_t end = at + 1;
         while (end < count && items[end].role == ENG_ROLE_TOOL)
             end++;
-        if (asked->role != ENG_ROLE_ASSISTANT || end - at < 3 || end - at > REORDER_MAX || asked->call_count > REORDER_MAX)
+        if (asked->role != ENG_ROLE_ASSISTANT || end - at < 3 || end - at > REORDER_MAX ||
+            asked->call_count > REORDER_MAX)
             continue;
         for (size_t i = at + 2; i < end; i++) /* insertion: nearly always in order already */
-            for (size_t j = i; j > at + 1 && call_index(asked, ids[j - 1]) > call_index(asked, ids[j]); j--) {
+            for (size_t j = i;
+                 j > at + 1 && call_index(asked, ids[j - 1]) > call_index(asked, ids[j]); j--) {
                 eng_item item = items[j];
                 eng_text id = ids[j];
                 items[j] = items[j - 1];
@@ -339,7 +359,8 @@ static base_code read_messages(gw_turn *turn, base_err *err)
     TRY(gw_read_array(&messages, turn->json, "", "messages", err));
     size_t count = json_array_size(messages);
     if (!count)
-        return base_fail_param(err, BASE_INVALID, "messages", "messages must be an array of at least one message");
+        return base_fail_param(err, BASE_INVALID, "messages",
+                               "messages must be an array of at least one message");
     turn->items = base_arena_calloc(turn->arena, count, sizeof(*turn->items));
     eng_text *ids = base_arena_calloc(turn->arena, count, sizeof(*ids));
     if (!turn->items || !ids)
@@ -386,16 +407,17 @@ static base_code read_tool(const json_t *tool, size_t index, base_err *err)
         return gw_wrong_type(where, "name", "a string", NULL, err);
     if (!good_tool_name(name)) {
         name_path(where, "%s.function.name", path);
-        return base_fail_param(err, BASE_INVALID, where, "%s must have 1 to %d letters, digits, '_', '-', '.' or ':'",
-                               where, TOOL_NAME_MAX);
+        return base_fail_param(err, BASE_INVALID, where,
+                               "%s must have 1 to %d letters, digits, '_', '-', '.' or ':'", where,
+                               TOOL_NAME_MAX);
     }
     eng_text description = {0};
     TRY(gw_read_text(&description, function, where, "description", err));
     return gw_read_object(&parameters, function, where, "parameters", err);
 }
 
-/* `raw` is the text of the tools array: the schemas' numbers and the order of their members must reach the prompt as the
- * client wrote them. */
+/* `raw` is the text of the tools array: the schemas' numbers and the order of their members must
+ * reach the prompt as the client wrote them. */
 static base_code read_tools(gw_turn *turn, eng_text raw, base_err *err)
 {
     json_t *tools;
@@ -431,7 +453,8 @@ static base_code find_tool(gw_turn *turn, const char *name, const char *param, b
             return BASE_OK;
         }
     }
-    return base_fail_param(err, BASE_INVALID, param, "%s names '%.*s', which is not among the tools", param,
+    return base_fail_param(err, BASE_INVALID, param,
+                           "%s names '%.*s', which is not among the tools", param,
                            (int)base_utf8_complete(name, strnlen(name, 64)), name);
 }
 
@@ -444,15 +467,17 @@ static base_code read_mode(gw_turn *turn, const char *mode, const char *param, b
     else if (strcmp(mode, "required") == 0 || strcmp(mode, "any") == 0)
         turn->request.tool_choice = ENG_TOOL_REQUIRED;
     else
-        return base_fail_param(err, BASE_INVALID, param, "%s '%.*s' is not one of none, auto, required", param,
+        return base_fail_param(err, BASE_INVALID, param,
+                               "%s '%.*s' is not one of none, auto, required", param,
                                (int)base_utf8_complete(mode, strnlen(mode, 32)), mode);
     if (turn->request.tool_choice == ENG_TOOL_REQUIRED && !turn->chat.tool_count)
-        return base_fail_param(err, BASE_INVALID, param, "%s asks for a call, but there are no tools", param);
+        return base_fail_param(err, BASE_INVALID, param,
+                               "%s asks for a call, but there are no tools", param);
     return BASE_OK;
 }
 
-/* allowed_tools {mode, tools}: the prompt keeps all tools, so that its cached prefix stays. One allowed tool that is
- * required becomes a named choice; of several the mode alone is applied. */
+/* allowed_tools {mode, tools}: the prompt keeps all tools, so that its cached prefix stays. One
+ * allowed tool that is required becomes a named choice; of several the mode alone is applied. */
 static base_code read_allowed(gw_turn *turn, const json_t *choice, base_err *err)
 {
     json_t *allowed, *list;
@@ -468,7 +493,8 @@ static base_code read_allowed(gw_turn *turn, const json_t *choice, base_err *err
         const json_t *function = json_object_get(tool, "function");
         name = json_string_value(json_object_get(function ? function : tool, "name"));
         if (!name)
-            return base_fail_param(err, BASE_INVALID, "tool_choice", "tool_choice: allowed tool %zu has no name", i);
+            return base_fail_param(err, BASE_INVALID, "tool_choice",
+                                   "tool_choice: allowed tool %zu has no name", i);
         TRY(find_tool(turn, name, "tool_choice", err));
     }
     if (json_array_size(list) == 1 && turn->request.tool_choice == ENG_TOOL_REQUIRED)
@@ -494,15 +520,18 @@ static base_code read_tool_choice(gw_turn *turn, base_err *err)
     TRY(gw_read_name(&type, choice, "tool_choice", "type", NAME_BYTES_MAX, err));
     if (type && strcmp(type, "allowed_tools") == 0)
         return read_allowed(turn, choice, err);
-    if (type && strcmp(type, "function") != 0 && strcmp(type, "custom") != 0 && strcmp(type, "tool") != 0)
+    if (type && strcmp(type, "function") != 0 && strcmp(type, "custom") != 0 &&
+        strcmp(type, "tool") != 0)
         return read_mode(turn, type, "tool_choice.type", err);
     json_t *function;
     const char *member = type && strcmp(type, "custom") == 0 ? "custom" : "function";
     TRY(gw_read_object(&function, choice, "tool_choice", member, err));
-    TRY(gw_read_name(&name, function ? function : choice, function ? "tool_choice.function" : "tool_choice", "name",
-                     NAME_BYTES_MAX, err));
+    TRY(gw_read_name(&name, function ? function : choice,
+                     function ? "tool_choice.function" : "tool_choice", "name", NAME_BYTES_MAX,
+                     err));
     if (!name)
-        return base_fail_param(err, BASE_INVALID, "tool_choice.function.name", "tool_choice names no function");
+        return base_fail_param(err, BASE_INVALID, "tool_choice.function.name",
+                               "tool_choice names no function");
     turn->request.tool_choice = ENG_TOOL_NAMED;
     return find_tool(turn, name, "tool_choice.function.name", err);
 }
@@ -517,7 +546,8 @@ static base_code read_stops(gw_turn *turn, base_err *err)
         return gw_wrong_type("", "stop", "a string or an array of strings", stop, err);
     size_t count = single ? 1 : json_array_size(stop);
     if (count > STOPS_MAX)
-        return base_fail_param(err, BASE_INVALID, "stop", "stop has %zu strings, the limit is %d", count, STOPS_MAX);
+        return base_fail_param(err, BASE_INVALID, "stop", "stop has %zu strings, the limit is %d",
+                               count, STOPS_MAX);
     if (!count)
         return BASE_OK;
     eng_text *stops = base_arena_calloc(turn->arena, count, sizeof(*stops));
@@ -531,14 +561,16 @@ static base_code read_stops(gw_turn *turn, base_err *err)
             return gw_wrong_type("", where, "a string", text, err);
         stops[i] = (eng_text){json_string_value(text), json_string_length(text)};
         if (!stops[i].length || stops[i].length > STOP_BYTES_MAX)
-            return base_fail_param(err, BASE_INVALID, where, "%s must have 1 to %d bytes", where, STOP_BYTES_MAX);
+            return base_fail_param(err, BASE_INVALID, where, "%s must have 1 to %d bytes", where,
+                                   STOP_BYTES_MAX);
     }
     turn->request.stops = stops;
     turn->request.stop_count = (uint32_t)count;
     return BASE_OK;
 }
 
-static base_code read_stop_tokens(gw_turn *turn, const json_t *object, uint32_t vocab, base_err *err)
+static base_code read_stop_tokens(gw_turn *turn, const json_t *object, uint32_t vocab,
+                                  base_err *err)
 {
     json_t *list;
     TRY(gw_read_array(&list, object, "", "stop_token_ids", err));
@@ -546,7 +578,8 @@ static base_code read_stop_tokens(gw_turn *turn, const json_t *object, uint32_t 
     if (!count)
         return BASE_OK;
     if (count > STOP_TOKENS_MAX)
-        return base_fail_param(err, BASE_INVALID, "stop_token_ids", "stop_token_ids has %zu ids, the limit is %d", count,
+        return base_fail_param(err, BASE_INVALID, "stop_token_ids",
+                               "stop_token_ids has %zu ids, the limit is %d", count,
                                STOP_TOKENS_MAX);
     int32_t *tokens = base_arena_calloc(turn->arena, count, sizeof(*tokens));
     if (!tokens)
@@ -558,8 +591,8 @@ static base_code read_stop_tokens(gw_turn *turn, const json_t *object, uint32_t 
         if (!json_is_integer(id))
             return gw_wrong_type("", where, "an integer", id, err);
         if (json_integer_value(id) < 0 || json_integer_value(id) >= vocab)
-            return base_fail_param(err, BASE_INVALID, where, "%s %lld is not a token id below %u", where,
-                                   (long long)json_integer_value(id), vocab);
+            return base_fail_param(err, BASE_INVALID, where, "%s %lld is not a token id below %u",
+                                   where, (long long)json_integer_value(id), vocab);
         tokens[i] = (int32_t)json_integer_value(id);
     }
     turn->request.sampling.stop_tokens = tokens;
@@ -575,8 +608,8 @@ static base_code read_bias(gw_turn *turn, uint32_t vocab, base_err *err)
     if (!count)
         return BASE_OK;
     if (count > BIAS_MAX)
-        return base_fail_param(err, BASE_INVALID, "logit_bias", "logit_bias has %zu entries, the limit is %d", count,
-                               BIAS_MAX);
+        return base_fail_param(err, BASE_INVALID, "logit_bias",
+                               "logit_bias has %zu entries, the limit is %d", count, BIAS_MAX);
     eng_bias *bias = base_arena_calloc(turn->arena, count, sizeof(*bias));
     if (!bias)
         return no_memory(err);
@@ -591,7 +624,8 @@ static base_code read_bias(gw_turn *turn, uint32_t vocab, base_err *err)
             digits &= isdigit((unsigned char)name[k]) != 0;
         unsigned long id = digits ? strtoul(name, NULL, 10) : vocab;
         if (id >= vocab)
-            return base_fail_param(err, BASE_INVALID, "logit_bias", "logit_bias: '%.*s' is not a token id below %u",
+            return base_fail_param(err, BASE_INVALID, "logit_bias",
+                                   "logit_bias: '%.*s' is not a token id below %u",
                                    (int)base_utf8_complete(name, strnlen(name, 24)), name, vocab);
         char where[PATH_MAX_BYTES];
         name_path(where, "logit_bias.%lu", id);
@@ -599,7 +633,8 @@ static base_code read_bias(gw_turn *turn, uint32_t vocab, base_err *err)
             return gw_wrong_type("logit_bias", name, "a number", value, err);
         double number = json_number_value(value);
         if (!(number >= -100 && number <= 100))
-            return base_fail_param(err, BASE_INVALID, where, "%s %g is not in -100 to 100", where, number);
+            return base_fail_param(err, BASE_INVALID, where, "%s %g is not in -100 to 100", where,
+                                   number);
         bias[i++] = (eng_bias){(int32_t)id, (float)number};
     }
     turn->request.sampling.bias = bias;
@@ -607,7 +642,8 @@ static base_code read_bias(gw_turn *turn, uint32_t vocab, base_err *err)
     return BASE_OK;
 }
 
-/* The object that holds an engine's own field: the body, or the `extra_body` that a client forwarded as it stood. */
+/* The object that holds an engine's own field: the body, or the `extra_body` that a client
+ * forwarded as it stood. */
 static const json_t *holder(const gw_turn *turn, const char *name)
 {
     if (json_object_get(turn->json, name))
@@ -623,11 +659,13 @@ static base_code read_sampling(gw_turn *turn, base_err *err)
     uint32_t vocab = eng_get_info(turn->app->engine)->vocab;
     TRY(gw_read_number(&sampling->temperature, NULL, json, "", "temperature", 0, 2, err));
     TRY(gw_read_number(&sampling->top_p, NULL, json, "", "top_p", 0, 1, err));
-    TRY(gw_read_number(&sampling->presence_penalty, NULL, json, "", "presence_penalty", -2, 2, err));
-    TRY(gw_read_number(&sampling->frequency_penalty, NULL, json, "", "frequency_penalty", -2, 2, err));
+    TRY(gw_read_number(&sampling->presence_penalty, NULL, json, "", "presence_penalty", -2, 2,
+                       err));
+    TRY(gw_read_number(&sampling->frequency_penalty, NULL, json, "", "frequency_penalty", -2, 2,
+                       err));
     TRY(gw_read_number(&sampling->min_p, NULL, holder(turn, "min_p"), "", "min_p", 0, 1, err));
-    TRY(gw_read_number(&sampling->repetition_penalty, NULL, holder(turn, "repetition_penalty"), "", "repetition_penalty",
-                       0.01, 100, err));
+    TRY(gw_read_number(&sampling->repetition_penalty, NULL, holder(turn, "repetition_penalty"), "",
+                       "repetition_penalty", 0.01, 100, err));
     int64_t number = 0;
     TRY(gw_read_int(&number, NULL, holder(turn, "top_k"), "", "top_k", -1, INT32_MAX, err));
     sampling->top_k = number > 0 ? (uint32_t)number : 0; /* -1 is off, as in vLLM */
@@ -637,9 +675,11 @@ static base_code read_sampling(gw_turn *turn, base_err *err)
         sampling->top_k = 1;
     }
     number = 0;
-    TRY(gw_read_int(&number, NULL, holder(turn, "min_tokens"), "", "min_tokens", 0, INT32_MAX, err));
+    TRY(gw_read_int(&number, NULL, holder(turn, "min_tokens"), "", "min_tokens", 0, INT32_MAX,
+                    err));
     sampling->min_tokens = (uint32_t)number;
-    TRY(gw_read_bool(&sampling->ignore_eos, NULL, holder(turn, "ignore_eos"), "", "ignore_eos", err));
+    TRY(gw_read_bool(&sampling->ignore_eos, NULL, holder(turn, "ignore_eos"), "", "ignore_eos",
+                     err));
     TRY(gw_read_int(&number, &turn->seeded, json, "", "seed", INT64_MIN, INT64_MAX, err));
     if (turn->seeded)
         sampling->seed = (uint64_t)number;
@@ -681,10 +721,11 @@ static bool mode_of(eng_thinking *out, const char *text)
     return true;
 }
 
-/* Thinking, the most explicit wish first: chat_template_kwargs.thinking_mode, its enable_thinking or thinking, the body's
- * thinking.type, enable_thinking, and at last reasoning_effort none or minimal, which mean disabled. The other efforts keep
- * the model's default mode and become its effort line; an unknown effort is a hint that nobody understands and is ignored,
- * as are unknown modes, so that no client text lands in the system turn. */
+/* Thinking, the most explicit wish first: chat_template_kwargs.thinking_mode, its enable_thinking
+ * or thinking, the body's thinking.type, enable_thinking, and at last reasoning_effort none or
+ * minimal, which mean disabled. The other efforts keep the model's default mode and become its
+ * effort line; an unknown effort is a hint that nobody understands and is ignored, as are unknown
+ * modes, so that no client text lands in the system turn. */
 static base_code read_thinking(gw_turn *turn, base_err *err)
 {
     static const char *const levels[] = {"low", "medium", "high", "xhigh", "max"};
@@ -697,9 +738,11 @@ static base_code read_thinking(gw_turn *turn, base_err *err)
     TRY(gw_read_object(&reasoning, json, "", "reasoning", err));
     if (!effort && reasoning)
         TRY(gw_read_name(&effort, reasoning, "reasoning", "effort", NAME_BYTES_MAX, err));
-    TRY(gw_read_object(&kwargs, holder(turn, "chat_template_kwargs"), "", "chat_template_kwargs", err));
+    TRY(gw_read_object(&kwargs, holder(turn, "chat_template_kwargs"), "", "chat_template_kwargs",
+                       err));
     if (!effort && kwargs)
-        TRY(gw_read_name(&effort, kwargs, "chat_template_kwargs", "reasoning_effort", NAME_BYTES_MAX, err));
+        TRY(gw_read_name(&effort, kwargs, "chat_template_kwargs", "reasoning_effort",
+                         NAME_BYTES_MAX, err));
     if (effort) {
         if (strcmp(effort, "none") == 0 || strcmp(effort, "minimal") == 0)
             *out = ENG_THINK_DISABLED;
@@ -712,7 +755,8 @@ static base_code read_thinking(gw_turn *turn, base_err *err)
         *out = flag ? ENG_THINK_ENABLED : ENG_THINK_DISABLED;
     const json_t *source = holder(turn, "thinking");
     if (json_is_boolean(json_object_get(source, "thinking"))) {
-        *out = json_is_true(json_object_get(source, "thinking")) ? ENG_THINK_ENABLED : ENG_THINK_DISABLED;
+        *out = json_is_true(json_object_get(source, "thinking")) ? ENG_THINK_ENABLED
+                                                                 : ENG_THINK_DISABLED;
     } else {
         TRY(gw_read_object(&thinking, source, "", "thinking", err));
         if (thinking)
@@ -742,18 +786,21 @@ static base_code read_metadata(gw_turn *turn, base_err *err)
     if (!metadata)
         return BASE_OK;
     if (json_object_size(metadata) > METADATA_MAX)
-        return base_fail_param(err, BASE_INVALID, "metadata", "metadata has %zu pairs, the limit is %d",
+        return base_fail_param(err, BASE_INVALID, "metadata",
+                               "metadata has %zu pairs, the limit is %d",
                                json_object_size(metadata), METADATA_MAX);
     const char *name;
     json_t *value;
     json_object_foreach(metadata, name, value)
     {
         if (strlen(name) > 4 * 64)
-            return base_fail_param(err, BASE_INVALID, "metadata", "a name in metadata exceeds 64 characters");
+            return base_fail_param(err, BASE_INVALID, "metadata",
+                                   "a name in metadata exceeds 64 characters");
         if (!json_is_string(value))
             return gw_wrong_type("", "metadata", "a map of strings", value, err);
         if (json_string_length(value) > 4 * 512)
-            return base_fail_param(err, BASE_INVALID, "metadata", "a value in metadata exceeds 512 characters");
+            return base_fail_param(err, BASE_INVALID, "metadata",
+                                   "a value in metadata exceeds 512 characters");
     }
     char *text = json_dumps(metadata, JSON_COMPACT);
     if (!text)
@@ -763,7 +810,8 @@ static base_code read_metadata(gw_turn *turn, base_err *err)
     return turn->metadata ? BASE_OK : no_memory(err);
 }
 
-/* store: absent keeps the turn on disk for a while, as a cache; true keeps it; false keeps what was said off the disk. */
+/* store: absent keeps the turn on disk for a while, as a cache; true keeps it; false keeps what was
+ * said off the disk. */
 static base_code read_retention(gw_turn *turn, base_err *err)
 {
     bool store = false, seen = false;
@@ -775,8 +823,9 @@ static base_code read_retention(gw_turn *turn, base_err *err)
 
 static base_code read_hints(gw_turn *turn, base_err *err)
 {
-    static const char *const strings[] = {"user",      "safety_identifier",      "service_tier",
-                                          "verbosity", "prompt_cache_retention", "prompt_cache_key"};
+    static const char *const strings[] = {
+        "user",      "safety_identifier",      "service_tier",
+        "verbosity", "prompt_cache_retention", "prompt_cache_key"};
     const json_t *json = turn->json;
     for (size_t i = 0; i < sizeof(strings) / sizeof(strings[0]); i++) {
         eng_text text = {0};
@@ -798,11 +847,13 @@ static base_code read_hints(gw_turn *turn, base_err *err)
     if (format)
         TRY(gw_read_name(&type, format, "response_format", "type", NAME_BYTES_MAX, err));
     if (type && strcmp(type, "text") != 0)
-        return unsupported(err, "response_format.type", "response_format.type '%.*s' is not offered yet, only text is",
+        return unsupported(err, "response_format.type",
+                           "response_format.type '%.*s' is not offered yet, only text is",
                            (int)base_utf8_complete(type, strnlen(type, 32)), type);
     const char *label = NULL;
     TRY(gw_read_name(&label, holder(turn, "session_id"), "", "session_id", NAME_BYTES_MAX, err));
-    /* The body's name first, then the headers' (there already), then the cache key, which is as good a guess. */
+    /* The body's name first, then the headers' (there already), then the cache key, which is as
+     * good a guess. */
     if (label && label[0])
         turn->label = label;
     if (!turn->label) {
@@ -821,17 +872,22 @@ static base_code read_output(gw_turn *turn, base_err *err)
     TRY(gw_read_object(&options, json, "", "stream_options", err));
     if (options) {
         TRY(gw_read_bool(&c->include_usage, NULL, options, "stream_options", "include_usage", err));
-        TRY(gw_read_bool(&c->keepalive_chunk, NULL, options, "stream_options", "keepalive_chunk", err));
+        TRY(gw_read_bool(&c->keepalive_chunk, NULL, options, "stream_options", "keepalive_chunk",
+                         err));
     }
-    TRY(gw_read_bool(&c->reasoning_too, NULL, holder(turn, "include_reasoning"), "", "include_reasoning", err));
-    TRY(gw_read_bool(&c->return_token_ids, NULL, holder(turn, "return_token_ids"), "", "return_token_ids", err));
+    TRY(gw_read_bool(&c->reasoning_too, NULL, holder(turn, "include_reasoning"), "",
+                     "include_reasoning", err));
+    TRY(gw_read_bool(&c->return_token_ids, NULL, holder(turn, "return_token_ids"), "",
+                     "return_token_ids", err));
     c->logprobs = turn->request.sampling.logprobs;
     c->top_logprobs = turn->request.sampling.top_logprobs;
     turn->exact_steps = c->logprobs || c->return_token_ids;
     bool generation = true;
-    TRY(gw_read_bool(&generation, NULL, holder(turn, "add_generation_prompt"), "", "add_generation_prompt", err));
+    TRY(gw_read_bool(&generation, NULL, holder(turn, "add_generation_prompt"), "",
+                     "add_generation_prompt", err));
     bool resume = false;
-    TRY(gw_read_bool(&resume, NULL, holder(turn, "continue_final_message"), "", "continue_final_message", err));
+    TRY(gw_read_bool(&resume, NULL, holder(turn, "continue_final_message"), "",
+                     "continue_final_message", err));
     if (resume && turn->items[turn->chat.item_count - 1].role != ENG_ROLE_ASSISTANT)
         return base_fail_param(err, BASE_INVALID, "continue_final_message",
                                "continue_final_message needs a last message of role assistant");
@@ -849,7 +905,8 @@ static base_code parse(gw_turn *turn, base_err *err)
     turn->response = gw_id_mint("chatcmpl-");
     /* Before gw_body_parse, which may rewrite numbers. */
     eng_text tools = {0}, raw;
-    if (gw_body_member(&raw, turn->body, turn->body_length, "tools") && raw.length && raw.data[0] == '[') {
+    if (gw_body_member(&raw, turn->body, turn->body_length, "tools") && raw.length &&
+        raw.data[0] == '[') {
         tools = (eng_text){base_arena_copy(turn->arena, raw.data, raw.length), raw.length};
         if (!tools.data)
             return no_memory(err);
@@ -869,8 +926,8 @@ static base_code parse(gw_turn *turn, base_err *err)
     return read_output(turn, err);
 }
 
-/* Arguments are rendered as parameters, so they must be an object; "" and null are the empty one. A turn that the ledger
- * gave tokens for is not rendered and may hold what it likes. */
+/* Arguments are rendered as parameters, so they must be an object; "" and null are the empty one. A
+ * turn that the ledger gave tokens for is not rendered and may hold what it likes. */
 static base_code check(gw_turn *turn, base_err *err)
 {
     for (uint32_t i = 0; i < turn->chat.item_count; i++) {
@@ -881,7 +938,8 @@ static base_code check(gw_turn *turn, base_err *err)
             base_json json;
             base_json_init(&json, arguments->data, arguments->length, BASE_JSON_DEPTH_MAX);
             base_json_kind first = base_json_next(&json), kind = first;
-            if (arguments->length == 0 || strspn(arguments->data, " \t\r\n") >= arguments->length || first == BASE_JSON_NULL) {
+            if (arguments->length == 0 || strspn(arguments->data, " \t\r\n") >= arguments->length ||
+                first == BASE_JSON_NULL) {
                 *arguments = (eng_text){"{}", 2};
                 continue;
             }
@@ -891,7 +949,8 @@ static base_code check(gw_turn *turn, base_err *err)
                 continue;
             char param[PATH_MAX_BYTES];
             name_path(param, "messages[%u].tool_calls[%u].function.arguments", i, k);
-            return base_fail_param(err, BASE_INVALID, param, "%s must be the JSON text of an object", param);
+            return base_fail_param(err, BASE_INVALID, param,
+                                   "%s must be the JSON text of an object", param);
         }
     }
     return BASE_OK;
@@ -907,8 +966,8 @@ static void put_text(base_buf *out, const base_buf *text)
 /* `"id":…,"object":…,"created":…,"model":…,"system_fingerprint":…` */
 static void put_head(const gw_turn *turn, base_buf *out, const char *object)
 {
-    base_buf_printf(out, "\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", turn->response.text, object,
-                    (long long)(turn->created_ms / 1000));
+    base_buf_printf(out, "\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":",
+                    turn->response.text, object, (long long)(turn->created_ms / 1000));
     base_buf_json_string(out, turn->model, strlen(turn->model));
     base_buf_printf(out, ",\"service_tier\":\"default\",\"system_fingerprint\":\"fp_%.12s\"",
                     eng_get_info(turn->app->engine)->fingerprint);
@@ -920,8 +979,9 @@ static void put_ids(base_buf *out, const int32_t *tokens, uint32_t count)
         base_buf_printf(out, "%s%d", i ? "," : "", tokens[i]);
 }
 
-/* Begins a record's choice after its delta, which the caller wrote last. Logprob entries and token ids that no record has
- * carried yet go with it, unless it is a call's or reasoning's record (`with_entries` false). */
+/* Begins a record's choice after its delta, which the caller wrote last. Logprob entries and token
+ * ids that no record has carried yet go with it, unless it is a call's or reasoning's record
+ * (`with_entries` false). */
 static void end_record(gw_turn *turn, bool with_entries, const char *finish)
 {
     chat *c = state(turn);
@@ -981,16 +1041,18 @@ static void open_stream(gw_turn *turn)
         put_ids(out, turn->prompt.tokens, turn->prompt.token_count);
         base_buf_puts(out, "]");
     }
-    base_buf_puts(out, ",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}");
+    base_buf_puts(out,
+                  ",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}");
     end_record(turn, false, NULL);
 }
 
 /* ---- logprobs: which token stands for which text ----
  *
- * The list of the wire has one entry for every token of the content, so that its bytes joined are the content. Tokens that
- * are marks (end of thinking, end of turn, a call's block) or reasoning have no place there. The engine tells tokens and
- * texts apart, so they are put together here by their bytes: a text takes the tokens at the front that spell it, and what it
- * passes over were marks. */
+ * The list of the wire has one entry for every token of the content, so that its bytes joined are
+ * the content. Tokens that are marks (end of thinking, end of turn, a call's block) or reasoning
+ * have no place there. The engine tells tokens and texts apart, so they are put together here by
+ * their bytes: a text takes the tokens at the front that spell it, and what it passes over were
+ * marks. */
 
 static void put_logprob(base_buf *out, float logprob)
 {
@@ -1054,13 +1116,15 @@ static void wait_for_text(gw_turn *turn, const eng_logprob *logprob)
                                                (uint32_t)(out->length - json_before)};
 }
 
-/* Bytes of replacement characters at the front of `text` that stand for the `count` bytes of a token which is not UTF-8. */
+/* Bytes of replacement characters at the front of `text` that stand for the `count` bytes of a
+ * token which is not UTF-8. */
 static size_t replaced(const char *text, size_t length, const char *bytes, size_t count)
 {
     size_t used = 0;
     if (base_utf8_valid(bytes, count))
         return 0;
-    for (size_t i = 0; i < count && used + 3 <= length && memcmp(text + used, REPLACEMENT, 3) == 0; i++)
+    for (size_t i = 0; i < count && used + 3 <= length && memcmp(text + used, REPLACEMENT, 3) == 0;
+         i++)
         used += 3;
     return used;
 }
@@ -1074,7 +1138,8 @@ static void match_tokens(chat *c, const char *text, size_t length, bool visible)
     while (taken < c->waiting_count && used < c->unmatched.length) {
         const waiting *front = &c->waiting[taken];
         size_t both = base_min(front->byte_count, c->unmatched.length - used);
-        bool spells = front->byte_count && memcmp(c->waiting_bytes.data + bytes, c->unmatched.data + used, both) == 0;
+        bool spells = front->byte_count &&
+                      memcmp(c->waiting_bytes.data + bytes, c->unmatched.data + used, both) == 0;
         if (spells && both < front->byte_count)
             break; /* the rest of its text has not come yet */
         size_t taken_text = spells ? front->byte_count
@@ -1155,7 +1220,9 @@ static void part(gw_turn *turn, const eng_part *p)
         return;
     case ENG_PART_CALL_BEGIN:
         out = begin_delta(turn);
-        base_buf_printf(out, "{\"tool_calls\":[{\"index\":%u,\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":",
+        base_buf_printf(out,
+                        "{\"tool_calls\":[{\"index\":%u,\"id\":\"%s\",\"type\":\"function\","
+                        "\"function\":{\"name\":",
                         p->call, turn->calls[p->call].id.text);
         base_buf_json_string(out, p->text, p->length);
         base_buf_puts(out, ",\"arguments\":\"\"}}]}");
@@ -1165,7 +1232,8 @@ static void part(gw_turn *turn, const eng_part *p)
         if (!p->length)
             return;
         out = begin_delta(turn);
-        base_buf_printf(out, "{\"tool_calls\":[{\"index\":%u,\"function\":{\"arguments\":", p->call);
+        base_buf_printf(out,
+                        "{\"tool_calls\":[{\"index\":%u,\"function\":{\"arguments\":", p->call);
         base_buf_json_string(out, p->text, p->length);
         base_buf_puts(out, "}}]}");
         end_record(turn, false, NULL);
@@ -1177,24 +1245,28 @@ static void part(gw_turn *turn, const eng_part *p)
 
 static const char *finish_reason(const gw_turn *turn)
 {
-    /* With a whole call the reason is tool_calls even if a stop token or a forced choice ended the turn: agents loop on it. */
-    return turn->finish == ENG_FINISH_LENGTH                                                ? "length"
-           : turn->finish == ENG_FINISH_CALLS || (turn->call_count && turn->calls[0].whole) ? "tool_calls"
-                                                                                            : "stop";
+    /* With a whole call the reason is tool_calls even if a stop token or a forced choice ended the
+     * turn: agents loop on it. */
+    return turn->finish == ENG_FINISH_LENGTH ? "length"
+           : turn->finish == ENG_FINISH_CALLS || (turn->call_count && turn->calls[0].whole)
+               ? "tool_calls"
+               : "stop";
 }
 
 static void put_usage(const gw_turn *turn, base_buf *out)
 {
     const eng_usage *usage = &turn->usage;
-    base_buf_printf(out,
-                    "\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%llu,"
-                    "\"prompt_tokens_details\":{\"cached_tokens\":%u,\"cache_write_tokens\":%u,\"audio_tokens\":0},"
-                    "\"completion_tokens_details\":{\"reasoning_tokens\":%u,\"accepted_prediction_tokens\":0,"
-                    "\"rejected_prediction_tokens\":0,\"audio_tokens\":0},",
-                    usage->prompt_tokens, usage->output_tokens,
-                    (unsigned long long)usage->prompt_tokens + usage->output_tokens, usage->cached_tokens,
-                    usage->prompt_tokens - (uint32_t)base_min(usage->cached_tokens, usage->prompt_tokens),
-                    usage->reasoning_tokens);
+    base_buf_printf(
+        out,
+        "\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%llu,"
+        "\"prompt_tokens_details\":{\"cached_tokens\":%u,\"cache_write_tokens\":%u,\"audio_"
+        "tokens\":0},"
+        "\"completion_tokens_details\":{\"reasoning_tokens\":%u,\"accepted_prediction_tokens\":0,"
+        "\"rejected_prediction_tokens\":0,\"audio_tokens\":0},",
+        usage->prompt_tokens, usage->output_tokens,
+        (unsigned long long)usage->prompt_tokens + usage->output_tokens, usage->cached_tokens,
+        usage->prompt_tokens - (uint32_t)base_min(usage->cached_tokens, usage->prompt_tokens),
+        usage->reasoning_tokens);
     gw_turn_extension(turn, out);
     base_buf_puts(out, "}");
 }
@@ -1260,7 +1332,8 @@ static void finish_whole(gw_turn *turn)
         put_ids(out, turn->prompt.tokens, turn->prompt.token_count);
         base_buf_puts(out, "]");
     }
-    base_buf_printf(out, ",\"choices\":[{\"index\":0,\"finish_reason\":\"%s\",\"logprobs\":", finish_reason(turn));
+    base_buf_printf(out, ",\"choices\":[{\"index\":0,\"finish_reason\":\"%s\",\"logprobs\":",
+                    finish_reason(turn));
     if (c->logprobs) {
         base_buf_puts(out, "{\"content\":[");
         base_buf_add(out, c->entries.data ? c->entries.data : "", c->entries.length);
@@ -1307,7 +1380,8 @@ static void fail(gw_turn *turn, const gw_error_row *row, const char *param, cons
 
 static void ping(gw_turn *turn)
 {
-    /* Comments reset the idle timers of sockets; some clients count parsed events only and may ask for an empty delta. */
+    /* Comments reset the idle timers of sockets; some clients count parsed events only and may ask
+     * for an empty delta. */
     if (state(turn)->keepalive_chunk) {
         base_buf *out = begin_delta(turn);
         base_buf_puts(out, "{}");
@@ -1321,7 +1395,8 @@ static void ping(gw_turn *turn)
 static void deinit(gw_turn *turn)
 {
     chat *c = state(turn);
-    base_buf *bufs[] = {&c->head, &c->record, &c->ids, &c->entries, &c->waiting_bytes, &c->waiting_json, &c->unmatched};
+    base_buf *bufs[] = {&c->head,          &c->record,       &c->ids,      &c->entries,
+                        &c->waiting_bytes, &c->waiting_json, &c->unmatched};
     for (size_t i = 0; i < sizeof(bufs) / sizeof(bufs[0]); i++)
         base_buf_deinit(bufs[i]);
     free(c->waiting);

@@ -1,4 +1,5 @@
-/* api_error: see the header. The table is spec'd by what the SDKs do with each status; nothing here allocates past the body. */
+/* api_error: see the header. The table is spec'd by what the SDKs do with each status; nothing here
+ * allocates past the body. */
 #include "gateway/api_error.h"
 
 #include <stdio.h>
@@ -6,7 +7,8 @@
 
 #include "engine/base/utf8.h"
 
-/* SDKs ignore waits of 60 s and more; a second is about a turn's queueing time on a loaded machine. */
+/* SDKs ignore waits of 60 s and more; a second is about a turn's queueing time on a loaded machine.
+ */
 #define RETRY_MS 1000
 #define BODY_BYTES_MAX 8192
 
@@ -51,7 +53,8 @@ static void json_or_null(base_buf *out, const char *text)
         base_buf_puts(out, "null");
 }
 
-void gw_error_json(base_buf *out, const char *type, const char *code, const char *param, const char *message)
+void gw_error_json(base_buf *out, const char *type, const char *code, const char *param,
+                   const char *message)
 {
     base_buf_puts(out, "{\"error\":{\"message\":");
     base_buf_json_string(out, message, strlen(message));
@@ -64,11 +67,12 @@ void gw_error_json(base_buf *out, const char *type, const char *code, const char
     base_buf_puts(out, "}}");
 }
 
-static void respond(gw_exchange *exchange, const gw_error_row *row, const char *param, const char *message,
-                    const gw_header *extra)
+static void respond(gw_exchange *exchange, const gw_error_row *row, const char *param,
+                    const char *message, const gw_header *extra)
 {
-    static const char fallback[] = "{\"error\":{\"message\":\"out of memory\",\"type\":\"server_error\",\"param\":null,"
-                                   "\"code\":\"overloaded\"}}";
+    static const char fallback[] =
+        "{\"error\":{\"message\":\"out of memory\",\"type\":\"server_error\",\"param\":null,"
+        "\"code\":\"overloaded\"}}";
     gw_header headers[6];
     size_t count = 0;
     char ms[16], seconds[16];
@@ -95,8 +99,8 @@ static void respond(gw_exchange *exchange, const gw_error_row *row, const char *
     base_buf_deinit(&body);
 }
 
-void gw_error_respond(gw_exchange *exchange, int status, const char *type, const char *code, const char *param,
-                      const char *message)
+void gw_error_respond(gw_exchange *exchange, int status, const char *type, const char *code,
+                      const char *param, const char *message)
 {
     gw_error_row row = {status, type, code, 0, -1};
     if (status == 429 || status == 503)
@@ -112,7 +116,8 @@ void gw_error_respond_err(gw_exchange *exchange, const base_err *err)
     respond(exchange, &row, err->param, err->text, NULL);
 }
 
-void gw_error_respond_row(gw_exchange *exchange, const gw_error_row *row, const char *param, const char *message)
+void gw_error_respond_row(gw_exchange *exchange, const gw_error_row *row, const char *param,
+                          const char *message)
 {
     respond(exchange, row, param, message, NULL);
 }
@@ -126,7 +131,8 @@ void gw_error_not_found(gw_exchange *exchange)
 void gw_error_method(gw_exchange *exchange, const char *allow)
 {
     gw_error_row row = {405, "invalid_request_error", "method_not_allowed", 0, -1};
-    respond(exchange, &row, NULL, "this path does not take that method", &(gw_header){"allow", allow});
+    respond(exchange, &row, NULL, "this path does not take that method",
+            &(gw_header){"allow", allow});
 }
 
 void gw_error_media_type(gw_exchange *exchange)
@@ -139,7 +145,8 @@ void gw_error_too_large(gw_exchange *exchange, uint64_t bytes_max)
 {
     gw_error_row row = {413, "request_too_large", "request_too_large", 0, -1};
     char message[96];
-    snprintf(message, sizeof(message), "the body exceeds the limit of %llu bytes", (unsigned long long)bytes_max);
+    snprintf(message, sizeof(message), "the body exceeds the limit of %llu bytes",
+             (unsigned long long)bytes_max);
     respond(exchange, &row, NULL, message, NULL);
 }
 

@@ -1,4 +1,5 @@
-/* body: see the header. Three linear passes: mend (one byte at a time), the scanner for raw members, the numbers. */
+/* body: see the header. Three linear passes: mend (one byte at a time), the scanner for raw
+ * members, the numbers. */
 #include "gateway/body.h"
 
 #include <math.h>
@@ -16,7 +17,10 @@ static int hex4(const char *text)
     int value = 0;
     for (int i = 0; i < 4; i++) {
         char c = text[i];
-        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        int digit = c >= '0' && c <= '9'   ? c - '0'
+                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                           : -1;
         if (digit < 0)
             return -1;
         value = value * 16 + digit;
@@ -57,7 +61,8 @@ base_code gw_body_mend(char *text, size_t length, uint32_t depth_max, base_err *
         case '{':
         case '[':
             if (++depth > depth_max)
-                return base_fail(err, BASE_INVALID, "the body nests deeper than %u levels at byte %zu", depth_max, at);
+                return base_fail(err, BASE_INVALID,
+                                 "the body nests deeper than %u levels at byte %zu", depth_max, at);
             values++;
             at++;
             break;
@@ -76,7 +81,8 @@ base_code gw_body_mend(char *text, size_t length, uint32_t depth_max, base_err *
             at++;
         }
         if (values > GW_BODY_VALUES_MAX)
-            return base_fail(err, BASE_INVALID, "the body holds more than %d values", GW_BODY_VALUES_MAX);
+            return base_fail(err, BASE_INVALID, "the body holds more than %d values",
+                             GW_BODY_VALUES_MAX);
     }
     return BASE_OK;
 }
@@ -146,14 +152,14 @@ static void mend_number(char *text, size_t length)
     if (integer) {
         exponent = (unsigned)base_min(digits - 1, 308);
     } else {
-        /* Terminated for strtod by hand: the next byte is a delimiter of the JSON text, which strtod stops at, and the body
-         * itself is terminated by its owner. */
+        /* Terminated for strtod by hand: the next byte is a delimiter of the JSON text, which
+         * strtod stops at, and the body itself is terminated by its owner. */
         double value = strtod(text, NULL);
         if (isfinite(value) || digits < 5)
             return;
     }
-    /* "d" "e" and the exponent padded with zeros to the same width; the leading digit keeps the magnitude unless that would
-     * overflow. */
+    /* "d" "e" and the exponent padded with zeros to the same width; the leading digit keeps the
+     * magnitude unless that would overflow. */
     char leading = exponent == 308 || text[sign] == '0' ? '1' : text[sign];
     text[sign] = leading;
     text[sign + 1] = 'e';
@@ -193,7 +199,8 @@ base_code gw_body_parse(json_t **out, char *text, size_t length, base_err *err)
         if (json_error_code(&error) == json_error_out_of_memory)
             return base_fail(err, BASE_NOMEM, "no memory to parse the body");
         /* jansson quotes the text near the error; the position is enough, and echoes nothing. */
-        return base_fail(err, BASE_INVALID, "the body is not JSON: error at byte %d", error.position);
+        return base_fail(err, BASE_INVALID, "the body is not JSON: error at byte %d",
+                         error.position);
     }
     if (!json_is_object(root)) {
         json_decref(root);
@@ -232,16 +239,19 @@ static void join(char out[48], const char *path, const char *name)
 {
     /* A path that does not fit keeps its end, which says more than its beginning. */
     char whole[128];
-    int length = snprintf(whole, sizeof(whole), "%s%s%s", path, path[0] && name[0] && name[0] != '[' ? "." : "", name);
+    int length = snprintf(whole, sizeof(whole), "%s%s%s", path,
+                          path[0] && name[0] && name[0] != '[' ? "." : "", name);
     size_t skip = length > 47 ? (size_t)base_min((size_t)length, sizeof(whole) - 1) - 47 : 0;
     memcpy(out, whole + skip, strlen(whole + skip) + 1);
 }
 
-base_code gw_wrong_type(const char *path, const char *name, const char *expected, const json_t *got, base_err *err)
+base_code gw_wrong_type(const char *path, const char *name, const char *expected, const json_t *got,
+                        base_err *err)
 {
     char full[48];
     join(full, path, name);
-    return base_fail_param(err, BASE_INVALID, full, "%s must be %s, not %s", full, expected, type_name(got));
+    return base_fail_param(err, BASE_INVALID, full, "%s must be %s, not %s", full, expected,
+                           type_name(got));
 }
 
 /* The member, or NULL for absent and null. */
@@ -251,7 +261,8 @@ static json_t *member(const json_t *object, const char *name)
     return json_is_null(value) ? NULL : value;
 }
 
-base_code gw_read_bool(bool *out, bool *seen, const json_t *object, const char *path, const char *name, base_err *err)
+base_code gw_read_bool(bool *out, bool *seen, const json_t *object, const char *path,
+                       const char *name, base_err *err)
 {
     const json_t *value = member(object, name);
     if (!value)
@@ -264,8 +275,8 @@ base_code gw_read_bool(bool *out, bool *seen, const json_t *object, const char *
     return BASE_OK;
 }
 
-base_code gw_read_int(int64_t *out, bool *seen, const json_t *object, const char *path, const char *name, int64_t min,
-                      int64_t max, base_err *err)
+base_code gw_read_int(int64_t *out, bool *seen, const json_t *object, const char *path,
+                      const char *name, int64_t min, int64_t max, base_err *err)
 {
     const json_t *value = member(object, name);
     if (!value)
@@ -283,8 +294,8 @@ base_code gw_read_int(int64_t *out, bool *seen, const json_t *object, const char
     if (number < min || number > max) {
         char full[48];
         join(full, path, name);
-        return base_fail_param(err, BASE_INVALID, full, "%s %lld is not in %lld to %lld", full, (long long)number,
-                               (long long)min, (long long)max);
+        return base_fail_param(err, BASE_INVALID, full, "%s %lld is not in %lld to %lld", full,
+                               (long long)number, (long long)min, (long long)max);
     }
     *out = number;
     if (seen)
@@ -292,8 +303,8 @@ base_code gw_read_int(int64_t *out, bool *seen, const json_t *object, const char
     return BASE_OK;
 }
 
-base_code gw_read_number(float *out, bool *seen, const json_t *object, const char *path, const char *name, double min,
-                         double max, base_err *err)
+base_code gw_read_number(float *out, bool *seen, const json_t *object, const char *path,
+                         const char *name, double min, double max, base_err *err)
 {
     const json_t *value = member(object, name);
     if (!value)
@@ -304,7 +315,8 @@ base_code gw_read_number(float *out, bool *seen, const json_t *object, const cha
     if (!(number >= min && number <= max)) {
         char full[48];
         join(full, path, name);
-        return base_fail_param(err, BASE_INVALID, full, "%s %g is not in %g to %g", full, number, min, max);
+        return base_fail_param(err, BASE_INVALID, full, "%s %g is not in %g to %g", full, number,
+                               min, max);
     }
     *out = (float)number;
     if (seen)
@@ -312,7 +324,8 @@ base_code gw_read_number(float *out, bool *seen, const json_t *object, const cha
     return BASE_OK;
 }
 
-base_code gw_read_text(eng_text *out, const json_t *object, const char *path, const char *name, base_err *err)
+base_code gw_read_text(eng_text *out, const json_t *object, const char *path, const char *name,
+                       base_err *err)
 {
     const json_t *value = member(object, name);
     if (!value)
@@ -323,8 +336,8 @@ base_code gw_read_text(eng_text *out, const json_t *object, const char *path, co
     return BASE_OK;
 }
 
-base_code gw_read_name(const char **out, const json_t *object, const char *path, const char *name, size_t max,
-                       base_err *err)
+base_code gw_read_name(const char **out, const json_t *object, const char *path, const char *name,
+                       size_t max, base_err *err)
 {
     eng_text text = {0};
     base_code code = gw_read_text(&text, object, path, name, err);
@@ -335,12 +348,14 @@ base_code gw_read_name(const char **out, const json_t *object, const char *path,
     if (memchr(text.data, '\0', text.length))
         return base_fail_param(err, BASE_INVALID, full, "%s must not hold U+0000", full);
     if (text.length > max)
-        return base_fail_param(err, BASE_INVALID, full, "%s has %zu bytes, the limit is %zu", full, text.length, max);
+        return base_fail_param(err, BASE_INVALID, full, "%s has %zu bytes, the limit is %zu", full,
+                               text.length, max);
     *out = text.data;
     return BASE_OK;
 }
 
-base_code gw_read_object(json_t **out, const json_t *object, const char *path, const char *name, base_err *err)
+base_code gw_read_object(json_t **out, const json_t *object, const char *path, const char *name,
+                         base_err *err)
 {
     json_t *value = member(object, name);
     if (value && !json_is_object(value))
@@ -349,7 +364,8 @@ base_code gw_read_object(json_t **out, const json_t *object, const char *path, c
     return BASE_OK;
 }
 
-base_code gw_read_array(json_t **out, const json_t *object, const char *path, const char *name, base_err *err)
+base_code gw_read_array(json_t **out, const json_t *object, const char *path, const char *name,
+                        base_err *err)
 {
     json_t *value = member(object, name);
     if (value && !json_is_array(value))

@@ -1,8 +1,9 @@
 /* gw_bridge: see the header.
  *
- * A batch is one block list of copied events for one lane. The engine thread fills it between two flushes and gives it away;
- * the loop reads it once and frees it. Running out of memory while copying loses texts, but never a DONE: every open port
- * holds one small batch in reserve, which then carries DONE with ENG_FINISH_ERROR. */
+ * A batch is one block list of copied events for one lane. The engine thread fills it between two
+ * flushes and gives it away; the loop reads it once and frees it. Running out of memory while
+ * copying loses texts, but never a DONE: every open port holds one small batch in reserve, which
+ * then carries DONE with ENG_FINISH_ERROR. */
 #include "gateway/bridge.h"
 
 #include <pthread.h>
@@ -14,7 +15,8 @@
 #include "engine/base/thread.h"
 
 #define BATCH_FIRST_BYTES 4096
-/* A step's events of all sequences of one loop, logprobs included: a token with 20 alternatives is 172 bytes. */
+/* A step's events of all sequences of one loop, logprobs included: a token with 20 alternatives is
+ * 172 bytes. */
 #define BATCH_BYTES_MAX (64u << 20)
 
 typedef struct entry {
@@ -107,7 +109,8 @@ static bool batch_add(gw_batch *batch, const eng_event *event)
     e->next = NULL;
     e->event = *event;
     e->event.tokens = copy(arena, event->tokens, event->token_count, sizeof(*event->tokens));
-    e->event.logprobs = copy(arena, event->logprobs, event->logprobs ? event->token_count : 0, sizeof(*event->logprobs));
+    e->event.logprobs = copy(arena, event->logprobs, event->logprobs ? event->token_count : 0,
+                             sizeof(*event->logprobs));
     eng_part *parts = copy(arena, event->parts, event->part_count, sizeof(*event->parts));
     e->event.parts = parts;
     for (uint32_t i = 0; parts && i < event->part_count; i++)

@@ -1,13 +1,16 @@
-/* gw_ledger: see the header. Here: connections and statements, the writer, look-ups, reading, sweeping.
+/* gw_ledger: see the header. Here: connections and statements, the writer, look-ups, reading,
+ * sweeping.
  *
- * Writer: takes all that waits (at most BATCH_MAX), one BEGIN IMMEDIATE … COMMIT, then the callbacks. If one turn's statements
- * or the commit fail, the batch is rolled back and each turn tried in a transaction of its own, so that one bad turn costs
- * itself only. Runs enter memory right before the callback, stored or not.
+ * Writer: takes all that waits (at most BATCH_MAX), one BEGIN IMMEDIATE … COMMIT, then the
+ * callbacks. If one turn's statements or the commit fail, the batch is rolled back and each turn
+ * tried in a transaction of its own, so that one bad turn costs itself only. Runs enter memory
+ * right before the callback, stored or not.
  *
- * Log: no automatic checkpoint, which would stall a commit. A thread of its own copies the log back: PASSIVE (it waits for
- * nobody) when CHECKPOINT_PAGES have gathered, TRUNCATE after a second without commits and at close. A reader that pinned the
- * log could make it grow, so no statement outlives the call that stepped it, and past RESTART_PAGES the checkpoint waits for
- * readers (busy_ms at most). */
+ * Log: no automatic checkpoint, which would stall a commit. A thread of its own copies the log
+ * back: PASSIVE (it waits for nobody) when CHECKPOINT_PAGES have gathered, TRUNCATE after a second
+ * without commits and at close. A reader that pinned the log could make it grow, so no statement
+ * outlives the call that stepped it, and past RESTART_PAGES the checkpoint waits for readers
+ * (busy_ms at most). */
 #include "gateway/ledger_internal.h"
 
 #include <errno.h>
@@ -45,8 +48,9 @@
 
 /* ---- statements ---- */
 
-#define RUN_COLUMNS                                                                                                    \
-    "r.id, r.tenant, r.template, r.slot, r.visible, r.reasoning, r.digest, r.turn, r.session, r.sequence, "            \
+#define RUN_COLUMNS                                                                                \
+    "r.id, r.tenant, r.template, r.slot, r.visible, r.reasoning, r.digest, r.turn, r.session, "    \
+    "r.sequence, "                                                                                 \
     "r.sequence_tokens, r.token_count, r.tokens"
 
 typedef enum sql_id {
@@ -100,55 +104,80 @@ static const char *const sql_text[SQL_COUNT] = {
     [SQL_COMMIT] = "COMMIT",
     [SQL_ROLLBACK] = "ROLLBACK",
     [SQL_SESSION_FIND] = "SELECT id FROM sessions WHERE public_key=?1 AND public=?2 AND tenant=?3",
-    [SQL_SESSION_ADD] = "INSERT INTO sessions(tenant, public_key, public, kind, label, model, created_ms, used_ms) "
-                        "VALUES(?3, ?1, ?2, 0, ?4, ?5, ?6, ?6)",
+    [SQL_SESSION_ADD] =
+        "INSERT INTO sessions(tenant, public_key, public, kind, label, model, created_ms, used_ms) "
+        "VALUES(?3, ?1, ?2, 0, ?4, ?5, ?6, ?6)",
     [SQL_SESSION_USE] = "UPDATE sessions SET head=?2, used_ms=?3 WHERE id=?1",
     [SQL_NODE_FIND] = "SELECT id FROM nodes WHERE key=?1 AND digest=?2 AND tenant=?3",
-    [SQL_NODE_ADD] = "INSERT INTO nodes(tenant, key, digest, parent, item, run) VALUES(?3, ?1, ?2, ?4, ?5, ?6)",
+    [SQL_NODE_ADD] =
+        "INSERT INTO nodes(tenant, key, digest, parent, item, run) VALUES(?3, ?1, ?2, ?4, ?5, ?6)",
     [SQL_ITEM_FIND] = "SELECT id FROM items WHERE key=?1 AND digest=?2 AND tenant=?3",
-    [SQL_ITEM_ADD] = "INSERT INTO items(tenant, key, digest, kind, data) VALUES(?3, ?1, ?2, ?4, ?5)",
-    [SQL_RUN_FIND] = "SELECT id FROM runs WHERE slot_key=?1 AND slot=?2 AND digest=?3 AND tenant=?4",
+    [SQL_ITEM_ADD] =
+        "INSERT INTO items(tenant, key, digest, kind, data) VALUES(?3, ?1, ?2, ?4, ?5)",
+    [SQL_RUN_FIND] =
+        "SELECT id FROM runs WHERE slot_key=?1 AND slot=?2 AND digest=?3 AND tenant=?4",
     [SQL_RUN_OTHER] = "SELECT 1 FROM runs WHERE slot_key=?1 AND slot=?2 AND digest<>?3 LIMIT 1",
-    [SQL_RUN_ADD] = "INSERT INTO runs(tenant, template, slot_key, slot, visible, reasoning, digest, turn, session, sequence, "
-                    "sequence_tokens, token_count, tokens) VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13)",
+    [SQL_RUN_ADD] =
+        "INSERT INTO runs(tenant, template, slot_key, slot, visible, reasoning, digest, turn, "
+        "session, sequence, "
+        "sequence_tokens, token_count, tokens) VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13)",
     [SQL_CALL_ADD] = "INSERT INTO calls(key, public, run) VALUES(?1, ?2, ?3)",
-    [SQL_TURN_FIND] = "SELECT id FROM turns WHERE public_key=?1 AND public=?2 AND tenant=?3 AND node IS NOT NULL",
+    [SQL_TURN_FIND] =
+        "SELECT id FROM turns WHERE public_key=?1 AND public=?2 AND tenant=?3 AND node IS NOT NULL",
     [SQL_TURN_ADD] =
-        "INSERT INTO turns(tenant, public_key, public, session, parent, node, run, status, finish, retention, dialect, "
-        "request, response_key, response, model, template, fingerprint, numerics, metadata, reason, prompt_base, prompt, "
-        "lead, steps, seed, prompt_tokens, cached_tokens, restored_tokens, output_tokens, reasoning_tokens, drafted, accepted, "
+        "INSERT INTO turns(tenant, public_key, public, session, parent, node, run, status, finish, "
+        "retention, dialect, "
+        "request, response_key, response, model, template, fingerprint, numerics, metadata, "
+        "reason, prompt_base, prompt, "
+        "lead, steps, seed, prompt_tokens, cached_tokens, restored_tokens, output_tokens, "
+        "reasoning_tokens, drafted, accepted, "
         "engine_steps, queue_us, prefill_us, ttft_us, decode_us, created_ms, ended_ms, expires_ms) "
-        "VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,?23,?24,?25,?26,?27,?28,"
+        "VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,?23,"
+        "?24,?25,?26,?27,?28,"
         "?29,?30,?31,?32,?33,?34,?35,?36,?37,?38,?39,?40)",
-    [SQL_SLOT] = "SELECT " RUN_COLUMNS " FROM runs r WHERE r.slot_key=?1 AND r.slot=?2 AND r.tenant=?3 ORDER BY r.id LIMIT ?4",
-    [SQL_CALL] = "SELECT " RUN_COLUMNS " FROM calls c JOIN runs r ON r.id=c.run WHERE c.key=?1 AND c.public=?2 AND "
+    [SQL_SLOT] =
+        "SELECT " RUN_COLUMNS
+        " FROM runs r WHERE r.slot_key=?1 AND r.slot=?2 AND r.tenant=?3 ORDER BY r.id LIMIT ?4",
+    [SQL_CALL] = "SELECT " RUN_COLUMNS
+                 " FROM calls c JOIN runs r ON r.id=c.run WHERE c.key=?1 AND c.public=?2 AND "
                  "r.tenant=?3 AND r.slot IS NOT NULL",
-    [SQL_TURN_READ] = "SELECT t.id, t.public, s.public, p.public, t.status, t.finish, t.retention, t.steps, t.seed, "
-                      "t.prompt_tokens, t.cached_tokens, t.restored_tokens, t.output_tokens, t.reasoning_tokens, t.drafted, "
-                      "t.accepted, t.engine_steps, t.queue_us, t.prefill_us, t.ttft_us, t.decode_us, t.created_ms, t.node "
-                      "FROM turns t LEFT JOIN sessions s ON s.id=t.session LEFT JOIN turns p ON p.id=t.parent "
-                      "WHERE t.public_key=?1 AND t.public=?2 AND t.tenant=?3",
-    [SQL_TURN_UP] = "SELECT t.parent, t.prompt_base, t.prompt, r.tokens, t.lead FROM turns t LEFT JOIN runs r ON r.id=t.run "
+    [SQL_TURN_READ] =
+        "SELECT t.id, t.public, s.public, p.public, t.status, t.finish, t.retention, t.steps, "
+        "t.seed, "
+        "t.prompt_tokens, t.cached_tokens, t.restored_tokens, t.output_tokens, t.reasoning_tokens, "
+        "t.drafted, "
+        "t.accepted, t.engine_steps, t.queue_us, t.prefill_us, t.ttft_us, t.decode_us, "
+        "t.created_ms, t.node "
+        "FROM turns t LEFT JOIN sessions s ON s.id=t.session LEFT JOIN turns p ON p.id=t.parent "
+        "WHERE t.public_key=?1 AND t.public=?2 AND t.tenant=?3",
+    [SQL_TURN_UP] = "SELECT t.parent, t.prompt_base, t.prompt, r.tokens, t.lead FROM turns t LEFT "
+                    "JOIN runs r ON r.id=t.run "
                     "WHERE t.id=?1",
     [SQL_ANSWER] = "SELECT i.data FROM nodes n JOIN items i ON i.id=n.item WHERE n.id=?1",
     [SQL_TENANTS] = "SELECT id, name, salt FROM tenants ORDER BY id",
     [SQL_TENANT_FIND] = "SELECT id, salt FROM tenants WHERE name=?1",
     [SQL_TENANT_ADD] = "INSERT INTO tenants(name, salt, created_ms) VALUES(?1, ?2, ?3)",
-    [SQL_KEYS] = "SELECT id, tenant, hash, scopes, label, created_ms FROM keys WHERE revoked_ms IS NULL ORDER BY id",
+    [SQL_KEYS] = "SELECT id, tenant, hash, scopes, label, created_ms FROM keys WHERE revoked_ms IS "
+                 "NULL ORDER BY id",
     [SQL_KEY_FIND] = "SELECT 1 FROM keys WHERE hash=?1",
-    [SQL_KEY_ADD] = "INSERT INTO keys(tenant, hash, scopes, label, created_ms) VALUES(?1, ?2, ?3, ?4, ?5)",
+    [SQL_KEY_ADD] =
+        "INSERT INTO keys(tenant, hash, scopes, label, created_ms) VALUES(?1, ?2, ?3, ?4, ?5)",
     [SQL_KEY_REVOKE] = "UPDATE keys SET revoked_ms=?2 WHERE id=?1 AND revoked_ms IS NULL",
-    [SQL_SWEEP_LIST] = "SELECT id, node, run FROM turns WHERE expires_ms<=?1 ORDER BY expires_ms DESC, id DESC LIMIT ?2",
+    [SQL_SWEEP_LIST] = "SELECT id, node, run FROM turns WHERE expires_ms<=?1 ORDER BY expires_ms "
+                       "DESC, id DESC LIMIT ?2",
     /* What its children keep it for: NULL first means for good. */
-    [SQL_SWEEP_CHILDREN] = "SELECT max(expires_ms IS NULL), max(expires_ms), count(*) FROM turns WHERE parent=?1",
+    [SQL_SWEEP_CHILDREN] =
+        "SELECT max(expires_ms IS NULL), max(expires_ms), count(*) FROM turns WHERE parent=?1",
     [SQL_SWEEP_POSTPONE] = "UPDATE turns SET expires_ms=?2 WHERE id=?1",
     [SQL_TURN_DELETE] = "DELETE FROM turns WHERE id=?1",
-    [SQL_NODE_USED] = "SELECT 1 FROM nodes WHERE parent=?1 UNION ALL SELECT 1 FROM turns WHERE node=?1 LIMIT 1",
+    [SQL_NODE_USED] =
+        "SELECT 1 FROM nodes WHERE parent=?1 UNION ALL SELECT 1 FROM turns WHERE node=?1 LIMIT 1",
     [SQL_NODE_READ] = "SELECT parent, item, run FROM nodes WHERE id=?1",
     [SQL_NODE_DELETE] = "DELETE FROM nodes WHERE id=?1",
     [SQL_ITEM_USED] = "SELECT 1 FROM nodes WHERE item=?1 LIMIT 1",
     [SQL_ITEM_DELETE] = "DELETE FROM items WHERE id=?1",
-    [SQL_RUN_USED] = "SELECT 1 FROM nodes WHERE run=?1 UNION ALL SELECT 1 FROM turns WHERE run=?1 LIMIT 1",
+    [SQL_RUN_USED] =
+        "SELECT 1 FROM nodes WHERE run=?1 UNION ALL SELECT 1 FROM turns WHERE run=?1 LIMIT 1",
     [SQL_RUN_SLOT] = "SELECT slot FROM runs WHERE id=?1",
     [SQL_RUN_DELETE] = "DELETE FROM runs WHERE id=?1",
     [SQL_CALLS_DELETE] = "DELETE FROM calls WHERE run=?1",
@@ -172,7 +201,8 @@ static sqlite3_stmt *statement(conn *c, sql_id id)
         sqlite3_clear_bindings(s);
         return s;
     }
-    if (sqlite3_prepare_v3(c->db, sql_text[id], -1, SQLITE_PREPARE_PERSISTENT, &s, NULL) != SQLITE_OK)
+    if (sqlite3_prepare_v3(c->db, sql_text[id], -1, SQLITE_PREPARE_PERSISTENT, &s, NULL) !=
+        SQLITE_OK)
         return NULL;
     c->statements[id] = s;
     return s;
@@ -193,7 +223,8 @@ static bool simple(conn *c, sql_id id)
     return execute(statement(c, id));
 }
 
-/* First column of the first row, 0 if there is no row. The statement is reset. False on an error. */
+/* First column of the first row, 0 if there is no row. The statement is reset. False on an error.
+ */
 static bool scalar(sqlite3_stmt *s, int64_t *out)
 {
     *out = 0;
@@ -246,7 +277,8 @@ static base_code sqlite_code(int code)
 
 static base_code database_error(conn *c, base_err *err, const char *what)
 {
-    return base_fail(err, sqlite_code(sqlite3_errcode(c->db)), "whimbrel.db: %s: %s", what, sqlite3_errmsg(c->db));
+    return base_fail(err, sqlite_code(sqlite3_errcode(c->db)), "whimbrel.db: %s: %s", what,
+                     sqlite3_errmsg(c->db));
 }
 
 static void conn_close(conn *c)
@@ -259,7 +291,8 @@ static void conn_close(conn *c)
     free(c);
 }
 
-static base_code conn_open(conn **out, const char *file, uint32_t busy_ms, bool writer, base_err *err)
+static base_code conn_open(conn **out, const char *file, uint32_t busy_ms, bool writer,
+                           base_err *err)
 {
     conn *c = calloc(1, sizeof(*c));
     if (!c)
@@ -269,10 +302,11 @@ static base_code conn_open(conn **out, const char *file, uint32_t busy_ms, bool 
     if (code == SQLITE_OK) {
         sqlite3_busy_timeout(c->db, (int)busy_ms);
         /* secure_delete: what was erased must not be found in the file's free pages. */
-        code = sqlite3_exec(c->db,
-                            "PRAGMA synchronous=NORMAL; PRAGMA temp_store=MEMORY; PRAGMA secure_delete=ON;"
-                            "PRAGMA journal_size_limit=1048576; PRAGMA wal_autocheckpoint=0;",
-                            NULL, NULL, NULL);
+        code = sqlite3_exec(
+            c->db,
+            "PRAGMA synchronous=NORMAL; PRAGMA temp_store=MEMORY; PRAGMA secure_delete=ON;"
+            "PRAGMA journal_size_limit=1048576; PRAGMA wal_autocheckpoint=0;",
+            NULL, NULL, NULL);
     }
     if (code == SQLITE_OK && writer) {
         if (sqlite3_db_readonly(c->db, "main") == 1) {
@@ -283,7 +317,8 @@ static base_code conn_open(conn **out, const char *file, uint32_t busy_ms, bool 
     }
     if (code != SQLITE_OK) {
         base_code to = sqlite_code(code);
-        base_fail_param(err, to, "data.path", "whimbrel.db: cannot open: %s%s", c->db ? sqlite3_errmsg(c->db) : "no memory",
+        base_fail_param(err, to, "data.path", "whimbrel.db: cannot open: %s%s",
+                        c->db ? sqlite3_errmsg(c->db) : "no memory",
                         to == BASE_CONFLICT ? " (another process uses it)" : "");
         conn_close(c);
         return to;
@@ -405,7 +440,8 @@ static uint32_t get_numbers(uint32_t *out, const uint8_t *blob, size_t length)
 }
 
 /* A blob column to an array in the arena. */
-static bool column_numbers(sqlite3_stmt *s, int column, void **out, uint32_t *count, base_arena *arena)
+static bool column_numbers(sqlite3_stmt *s, int column, void **out, uint32_t *count,
+                           base_arena *arena)
 {
     const uint8_t *blob = sqlite3_column_blob(s, column);
     size_t length = (size_t)sqlite3_column_bytes(s, column);
@@ -416,7 +452,8 @@ static bool column_numbers(sqlite3_stmt *s, int column, void **out, uint32_t *co
     return *out && get_numbers(*out, blob, length) == *count;
 }
 
-static void sequence_hash(uint64_t out[2], const int32_t *a, uint32_t a_count, const int32_t *b, uint32_t b_count)
+static void sequence_hash(uint64_t out[2], const int32_t *a, uint32_t a_count, const int32_t *b,
+                          uint32_t b_count)
 {
     XXH3_state_t state;
     XXH3_128bits_reset(&state);
@@ -467,8 +504,8 @@ static void prepare_work(gw_ledger *ledger, work *w, gw_commit *commit)
     run->token_count = commit->run_count;
 }
 
-static bool find_or_add_item(conn *c, int64_t *id, int64_t tenant, const gw_digest *digest, int kind, const eng_item *item,
-                             const gw_root *root)
+static bool find_or_add_item(conn *c, int64_t *id, int64_t tenant, const gw_digest *digest,
+                             int kind, const eng_item *item, const gw_root *root)
 {
     sqlite3_stmt *s = statement(c, SQL_ITEM_FIND);
     if (!s)
@@ -512,7 +549,8 @@ static bool find_node(conn *c, int64_t *id, int64_t tenant, const gw_digest *dig
     return scalar(s, id);
 }
 
-static bool add_node(conn *c, int64_t *id, int64_t tenant, const gw_digest *digest, int64_t parent, int64_t item, int64_t run)
+static bool add_node(conn *c, int64_t *id, int64_t tenant, const gw_digest *digest, int64_t parent,
+                     int64_t item, int64_t run)
 {
     sqlite3_stmt *s = statement(c, SQL_NODE_ADD);
     if (!s)
@@ -546,7 +584,8 @@ static bool add_nodes(conn *c, int64_t *last, const work *w, int64_t run)
         int64_t item;
         const eng_item *source = next ? &commit->items[next - 1] : NULL;
         const gw_digest *own = next ? &commit->match->own[next - 1] : &commit->match->chain[0];
-        if (!find_or_add_item(c, &item, tenant, own, source ? (int)source->role : -1, source, commit->root) ||
+        if (!find_or_add_item(c, &item, tenant, own, source ? (int)source->role : -1, source,
+                              commit->root) ||
             !add_node(c, &node, tenant, &commit->match->chain[next], node, item, 0))
             return false;
     }
@@ -557,7 +596,8 @@ static bool add_nodes(conn *c, int64_t *last, const work *w, int64_t run)
     if (!find_node(c, last, tenant, &w->node))
         return false;
     int64_t item;
-    return *last || (find_or_add_item(c, &item, tenant, &w->own, ENG_ROLE_ASSISTANT, &commit->answer, NULL) &&
+    return *last || (find_or_add_item(c, &item, tenant, &w->own, ENG_ROLE_ASSISTANT,
+                                      &commit->answer, NULL) &&
                      add_node(c, last, tenant, &w->node, node, item, run));
 }
 
@@ -680,7 +720,8 @@ typedef struct turn_links {
     uint32_t base;
 } turn_links;
 
-static bool add_turn(gw_ledger *ledger, conn *c, const work *w, gw_retention retention, const turn_links *links)
+static bool add_turn(gw_ledger *ledger, conn *c, const work *w, gw_retention retention,
+                     const turn_links *links)
 {
     const gw_commit *commit = w->commit;
     const eng_usage *usage = &commit->usage;
@@ -722,7 +763,8 @@ static bool add_turn(gw_ledger *ledger, conn *c, const work *w, gw_retention ret
         bind_text(s, 20, commit->match->reason);
         sqlite3_bind_int64(s, 21, links->base);
         if (content) {
-            sqlite3_bind_blob64(s, 22, prompt.data ? prompt.data : "", prompt.length, SQLITE_STATIC);
+            sqlite3_bind_blob64(s, 22, prompt.data ? prompt.data : "", prompt.length,
+                                SQLITE_STATIC);
             sqlite3_bind_blob64(s, 24, steps.data ? steps.data : "", steps.length, SQLITE_STATIC);
         }
         sqlite3_bind_int64(s, 23, commit->lead);
@@ -773,8 +815,9 @@ static bool store(gw_ledger *ledger, conn *c, work *w)
     }
     if (retention == GW_RETAIN_USAGE)
         return add_turn(ledger, c, w, retention, &links);
-    if (!find_or_add_session(c, &links.session, commit) || !find_parent(c, &links.parent, &links.base, commit) ||
-        !add_run(c, &links.run, w) || !add_nodes(c, &links.node, w, commit->splice ? links.run : 0) ||
+    if (!find_or_add_session(c, &links.session, commit) ||
+        !find_parent(c, &links.parent, &links.base, commit) || !add_run(c, &links.run, w) ||
+        !add_nodes(c, &links.node, w, commit->splice ? links.run : 0) ||
         !add_turn(ledger, c, w, retention, &links))
         return false;
     sqlite3_stmt *s = statement(c, SQL_SESSION_USE);
@@ -795,8 +838,9 @@ static base_code transact(gw_ledger *ledger, work *works, uint32_t count, base_e
         return database_error(c, err, "cannot begin");
     for (uint32_t i = 0; i < count; i++) {
         if (ledger->hash.failed || !store(ledger, c, &works[i])) {
-            base_code code = ledger->hash.failed ? base_fail(err, BASE_NOMEM, "no memory to hash a turn")
-                                                 : database_error(c, err, "cannot write a turn");
+            base_code code = ledger->hash.failed
+                                 ? base_fail(err, BASE_NOMEM, "no memory to hash a turn")
+                                 : database_error(c, err, "cannot write a turn");
             simple(c, SQL_ROLLBACK);
             return code ? code : base_fail(err, BASE_NOMEM, "no memory to write a turn");
         }
@@ -839,7 +883,8 @@ static void write_batch(gw_ledger *ledger, gw_commit *commits)
         } else {
             commit->stored = !code;
         }
-        /* What is on disk of a turn that keeps nothing is its count; nobody may take that for a stored turn. */
+        /* What is on disk of a turn that keeps nothing is its count; nobody may take that for a
+         * stored turn. */
         if (commit->retention == GW_RETAIN_USAGE ||
             (commit->retention == GW_RETAIN_CACHED && !ledger->options.cached_ttl_s))
             commit->stored = false;
@@ -928,7 +973,8 @@ bool gw_ledger_commit(gw_ledger *ledger, gw_commit *commit)
 }
 
 /* Runs a task on the writer and waits for it. */
-static base_code on_writer(gw_ledger *ledger, base_code (*run)(gw_ledger *ledger, conn *c, void *ctx, base_err *err),
+static base_code on_writer(gw_ledger *ledger,
+                           base_code (*run)(gw_ledger *ledger, conn *c, void *ctx, base_err *err),
                            void *ctx, base_err *err)
 {
     task t = {.run = run, .ctx = ctx, .err = BASE_ERR_INIT};
@@ -995,7 +1041,8 @@ static void *keeper_main(void *ctx)
         if (pages >= CHECKPOINT_PAGES) {
             ledger->wal_pages = 0;
             pthread_mutex_unlock(&ledger->keeper_mutex);
-            checkpoint(c, pages >= RESTART_PAGES ? SQLITE_CHECKPOINT_RESTART : SQLITE_CHECKPOINT_PASSIVE);
+            checkpoint(c, pages >= RESTART_PAGES ? SQLITE_CHECKPOINT_RESTART
+                                                 : SQLITE_CHECKPOINT_PASSIVE);
             pthread_mutex_lock(&ledger->keeper_mutex);
             continue;
         }
@@ -1047,7 +1094,8 @@ static bool release_run(gw_ledger *ledger, conn *c, int64_t run)
         return false;
     sqlite3_bind_int64(s, 1, run);
     gw_digest slot;
-    bool slotted = sqlite3_step(s) == SQLITE_ROW && sqlite3_column_bytes(s, 0) == (int)sizeof(slot.bytes);
+    bool slotted =
+        sqlite3_step(s) == SQLITE_ROW && sqlite3_column_bytes(s, 0) == (int)sizeof(slot.bytes);
     if (slotted)
         memcpy(slot.bytes, sqlite3_column_blob(s, 0), sizeof(slot.bytes));
     sqlite3_reset(s);
@@ -1087,7 +1135,8 @@ static bool release_nodes(gw_ledger *ledger, conn *c, int64_t node)
 }
 
 /* A turn whose children still spell their prompts with its tokens stays as long as they do. */
-static bool sweep_turn(gw_ledger *ledger, conn *c, int64_t turn, int64_t node, int64_t run, int64_t now_ms)
+static bool sweep_turn(gw_ledger *ledger, conn *c, int64_t turn, int64_t node, int64_t run,
+                       int64_t now_ms)
 {
     sqlite3_stmt *s = statement(c, SQL_SWEEP_CHILDREN);
     if (!s)
@@ -1106,10 +1155,12 @@ static bool sweep_turn(gw_ledger *ledger, conn *c, int64_t turn, int64_t node, i
             return false;
         sqlite3_bind_int64(s, 1, turn);
         /* Kept children: asked again in an hour, since they may be deleted. */
-        sqlite3_bind_int64(s, 2, for_good ? now_ms + 3600000 : (until > now_ms ? until : now_ms) + 1000);
+        sqlite3_bind_int64(s, 2,
+                           for_good ? now_ms + 3600000 : (until > now_ms ? until : now_ms) + 1000);
         return execute(s);
     }
-    return delete_row(c, SQL_TURN_DELETE, turn) && release_nodes(ledger, c, node) && release_run(ledger, c, run);
+    return delete_row(c, SQL_TURN_DELETE, turn) && release_nodes(ledger, c, node) &&
+           release_run(ledger, c, run);
 }
 
 typedef struct sweep {
@@ -1216,7 +1267,8 @@ static gw_run *column_run(sqlite3_stmt *s, base_arena *arena)
     set_id(&run->turn, (const char *)sqlite3_column_text(s, 7));
     set_id(&run->session, (const char *)sqlite3_column_text(s, 8));
     bool good = column_digest(s, 3, &run->slot) && column_digest(s, 4, &run->visible) &&
-                (!run->has_reasoning || column_digest(s, 5, &run->reasoning)) && column_digest(s, 6, &run->tokens_digest) &&
+                (!run->has_reasoning || column_digest(s, 5, &run->reasoning)) &&
+                column_digest(s, 6, &run->tokens_digest) &&
                 sqlite3_column_bytes(s, 9) == (int)sizeof(run->sequence);
     if (good) {
         memcpy(run->sequence, sqlite3_column_blob(s, 9), sizeof(run->sequence));
@@ -1295,7 +1347,8 @@ static uint32_t read_slot(lookup *l, gw_run **runs, const gw_digest *slot)
     return count;
 }
 
-static gw_found choose(gw_run **out, gw_run *const *runs, uint32_t count, const gw_digest *reasoning)
+static gw_found choose(gw_run **out, gw_run *const *runs, uint32_t count,
+                       const gw_digest *reasoning)
 {
     *out = NULL;
     for (uint32_t i = 0; i < count; i++) {
@@ -1313,7 +1366,8 @@ static gw_found choose(gw_run **out, gw_run *const *runs, uint32_t count, const 
     return *out ? GW_FOUND_RUN : GW_FOUND_NONE;
 }
 
-static gw_found find_slot(lookup *l, gw_run **out, const gw_digest *slot, const gw_digest *reasoning)
+static gw_found find_slot(lookup *l, gw_run **out, const gw_digest *slot,
+                          const gw_digest *reasoning)
 {
     gw_memory *memory = l->ledger->memory;
     uint64_t generation;
@@ -1325,7 +1379,8 @@ static gw_found find_slot(lookup *l, gw_run **out, const gw_digest *slot, const 
     if (l->broken)
         return GW_FOUND_NONE;
     gw_memory_fill(memory, slot, runs, count, generation);
-    /* Memory may know runs that never went to disk, so it is asked again before the rows alone decide. */
+    /* Memory may know runs that never went to disk, so it is asked again before the rows alone
+     * decide. */
     found = gw_memory_slot(memory, out, &generation, slot, reasoning, l->arena);
     return found == GW_FOUND_UNKNOWN ? choose(out, runs, count, reasoning) : found;
 }
@@ -1341,7 +1396,8 @@ static bool looks_minted(eng_text id)
     return true;
 }
 
-static gw_run *find_call(lookup *l, const eng_item *item, const gw_digest *visible, const gw_digest *reasoning)
+static gw_run *find_call(lookup *l, const eng_item *item, const gw_digest *visible,
+                         const gw_digest *reasoning)
 {
     for (uint32_t i = 0; i < item->call_count; i++) {
         if (!looks_minted(item->calls[i].id))
@@ -1350,7 +1406,8 @@ static gw_run *find_call(lookup *l, const eng_item *item, const gw_digest *visib
         memcpy(id, item->calls[i].id.data, 37);
         id[37] = '\0';
         gw_run *run;
-        if (gw_memory_call(l->ledger->memory, &run, id, l->arena) == GW_FOUND_NONE && reader_of(l)) {
+        if (gw_memory_call(l->ledger->memory, &run, id, l->arena) == GW_FOUND_NONE &&
+            reader_of(l)) {
             sqlite3_stmt *s = statement(l->reader, SQL_CALL);
             if (!s) {
                 lookup_failed(l);
@@ -1363,7 +1420,8 @@ static gw_run *find_call(lookup *l, const eng_item *item, const gw_digest *visib
                 run = column_run(s, l->arena);
             sqlite3_reset(s);
         }
-        if (run && run->tenant == l->root->tenant && strcmp(run->template_id, l->root->template_id) == 0 &&
+        if (run && run->tenant == l->root->tenant &&
+            strcmp(run->template_id, l->root->template_id) == 0 &&
             gw_digest_equal(&run->visible, visible) &&
             (!reasoning || (run->has_reasoning && gw_digest_equal(&run->reasoning, reasoning))))
             return run;
@@ -1387,12 +1445,15 @@ static void match_item(lookup *l, gw_match *match, eng_item *item, uint32_t inde
         sent = &reasoning;
     gw_item_own(&l->hash, &match->own[index], &visible, item);
     gw_slot(&l->hash, &slot, parent, &visible);
-    /* A call id that we minted names one run and comes first; the slot decides where there is none. */
+    /* A call id that we minted names one run and comes first; the slot decides where there is none.
+     */
     gw_run *run = find_call(l, item, &visible, sent);
     gw_found found = run ? GW_FOUND_RUN : find_slot(l, &run, &slot, sent);
     if (found != GW_FOUND_RUN || strcmp(run->template_id, l->root->template_id) != 0) {
         match->rendered++;
-        note_reason(match, found == GW_FOUND_AMBIGUOUS ? "ambiguous" : match->spliced ? "edited history" : "unknown history");
+        note_reason(match, found == GW_FOUND_AMBIGUOUS ? "ambiguous"
+                           : match->spliced            ? "edited history"
+                                                       : "unknown history");
         gw_node_item(&l->hash, &match->chain[index + 1], parent, &match->own[index]);
         return;
     }
@@ -1412,8 +1473,8 @@ static void match_item(lookup *l, gw_match *match, eng_item *item, uint32_t inde
     match->session = run->session;
 }
 
-base_code gw_ledger_match(gw_ledger *ledger, gw_match *out, const gw_root *root, eng_item *items, uint32_t item_count,
-                          base_arena *arena, base_err *err)
+base_code gw_ledger_match(gw_ledger *ledger, gw_match *out, const gw_root *root, eng_item *items,
+                          uint32_t item_count, base_arena *arena, base_err *err)
 {
     *out = (gw_match){.last = -1};
     out->chain = base_arena_calloc(arena, (size_t)item_count + 1, sizeof(*out->chain));
@@ -1446,7 +1507,8 @@ typedef struct piece {
     uint32_t prompt_count, run_count, base;
 } piece;
 
-static base_code read_tokens(conn *c, gw_turn_row *out, int64_t row, base_arena *arena, base_err *err)
+static base_code read_tokens(conn *c, gw_turn_row *out, int64_t row, base_arena *arena,
+                             base_err *err)
 {
     piece *top = NULL;
     size_t total = 0;
@@ -1466,17 +1528,20 @@ static base_code read_tokens(conn *c, gw_turn_row *out, int64_t row, base_arena 
             void *prompt, *run;
             parent = sqlite3_column_int64(s, 0);
             p->base = (uint32_t)sqlite3_column_int64(s, 1);
-            good = column_numbers(s, 2, &prompt, &p->prompt_count, arena) && column_numbers(s, 3, &run, &p->run_count, arena);
+            good = column_numbers(s, 2, &prompt, &p->prompt_count, arena) &&
+                   column_numbers(s, 3, &run, &p->run_count, arena);
             p->prompt = good ? prompt : NULL;
             p->run = good ? run : NULL;
             /* The run begins with tokens that the prompt ends with. */
-            uint32_t lead = (uint32_t)base_min((size_t)sqlite3_column_int64(s, 4), good ? p->run_count : 0);
+            uint32_t lead =
+                (uint32_t)base_min((size_t)sqlite3_column_int64(s, 4), good ? p->run_count : 0);
             p->run += lead;
             p->run_count -= good ? lead : p->run_count;
         }
         sqlite3_reset(s);
         if (!good)
-            return base_fail(err, BASE_FORMAT, "the tokens of turn row %lld are damaged", (long long)at);
+            return base_fail(err, BASE_FORMAT, "the tokens of turn row %lld are damaged",
+                             (long long)at);
         p->below = top;
         top = p;
         total += (size_t)p->prompt_count + p->run_count;
@@ -1487,7 +1552,9 @@ static base_code read_tokens(conn *c, gw_turn_row *out, int64_t row, base_arena 
         return base_fail(err, BASE_NOMEM, "no memory for a turn");
     for (piece *p = top; p; p = p->below) {
         if (p->base != out->prompt_count)
-            return base_fail(err, BASE_FORMAT, "the tokens of turn row %lld do not follow their parent's", (long long)row);
+            return base_fail(err, BASE_FORMAT,
+                             "the tokens of turn row %lld do not follow their parent's",
+                             (long long)row);
         memcpy(out->prompt + out->prompt_count, p->prompt, p->prompt_count * sizeof(*p->prompt));
         out->prompt_count += p->prompt_count;
         if (!p->below) {
@@ -1501,7 +1568,8 @@ static base_code read_tokens(conn *c, gw_turn_row *out, int64_t row, base_arena 
     return BASE_OK;
 }
 
-static base_code read_turn(conn *c, gw_turn_row *out, int64_t tenant, const char *turn, base_arena *arena, base_err *err)
+static base_code read_turn(conn *c, gw_turn_row *out, int64_t tenant, const char *turn,
+                           base_arena *arena, base_err *err)
 {
     sqlite3_stmt *s = statement(c, SQL_TURN_READ);
     if (!s)
@@ -1526,8 +1594,9 @@ static base_code read_turn(conn *c, gw_turn_row *out, int64_t tenant, const char
     bool good = column_numbers(s, 7, &steps, &out->step_count, arena);
     out->steps = steps;
     out->seed = (uint64_t)sqlite3_column_int64(s, 8);
-    uint32_t *counts[] = {&out->usage.prompt_tokens,    &out->usage.cached_tokens, &out->usage.restored_tokens,
-                          &out->usage.output_tokens,    &out->usage.reasoning_tokens, &out->usage.drafted,
+    uint32_t *counts[] = {&out->usage.prompt_tokens,    &out->usage.cached_tokens,
+                          &out->usage.restored_tokens,  &out->usage.output_tokens,
+                          &out->usage.reasoning_tokens, &out->usage.drafted,
                           &out->usage.accepted,         &out->usage.steps};
     for (int i = 0; i < 8; i++)
         *counts[i] = (uint32_t)sqlite3_column_int64(s, 9 + i);
@@ -1538,7 +1607,8 @@ static base_code read_turn(conn *c, gw_turn_row *out, int64_t tenant, const char
     out->created_ms = sqlite3_column_int64(s, 21);
     sqlite3_reset(s);
     if (!good)
-        return base_fail(err, BASE_FORMAT, "the steps of turn row %lld are damaged", (long long)row);
+        return base_fail(err, BASE_FORMAT, "the steps of turn row %lld are damaged",
+                         (long long)row);
     if (out->retention == GW_RETAIN_USAGE)
         return BASE_OK;
     if (node && out->usage.output_tokens) {
@@ -1547,14 +1617,15 @@ static base_code read_turn(conn *c, gw_turn_row *out, int64_t tenant, const char
             return database_error(c, err, "cannot read an answer");
         sqlite3_bind_int64(s, 1, node);
         if (sqlite3_step(s) == SQLITE_ROW)
-            out->answer = base_arena_copy(arena, sqlite3_column_text(s, 0), (size_t)sqlite3_column_bytes(s, 0));
+            out->answer = base_arena_copy(arena, sqlite3_column_text(s, 0),
+                                          (size_t)sqlite3_column_bytes(s, 0));
         sqlite3_reset(s);
     }
     return read_tokens(c, out, row, arena, err);
 }
 
-base_code gw_ledger_turn(gw_ledger *ledger, gw_turn_row *out, int64_t tenant, const char *turn, base_arena *arena,
-                         base_err *err)
+base_code gw_ledger_turn(gw_ledger *ledger, gw_turn_row *out, int64_t tenant, const char *turn,
+                         base_arena *arena, base_err *err)
 {
     memset(out, 0, sizeof(*out));
     conn *c = reader_take(ledger, err);
@@ -1567,7 +1638,8 @@ base_code gw_ledger_turn(gw_ledger *ledger, gw_turn_row *out, int64_t tenant, co
 
 /* ---- tenants and keys ---- */
 
-base_code gw_ledger_tenants(gw_ledger *ledger, void (*row)(void *ctx, const gw_tenant_row *row), void *ctx, base_err *err)
+base_code gw_ledger_tenants(gw_ledger *ledger, void (*row)(void *ctx, const gw_tenant_row *row),
+                            void *ctx, base_err *err)
 {
     conn *c = reader_take(ledger, err);
     if (!c)
@@ -1579,12 +1651,14 @@ base_code gw_ledger_tenants(gw_ledger *ledger, void (*row)(void *ctx, const gw_t
                                   .name = (const char *)sqlite3_column_text(s, 1),
                                   .salt = (uint64_t)sqlite3_column_int64(s, 2)});
     sqlite3_reset(s);
-    base_code result = code == SQLITE_DONE ? BASE_OK : database_error(c, err, "cannot read tenants");
+    base_code result =
+        code == SQLITE_DONE ? BASE_OK : database_error(c, err, "cannot read tenants");
     reader_give(ledger, c);
     return result;
 }
 
-base_code gw_ledger_keys(gw_ledger *ledger, void (*row)(void *ctx, const gw_key_row *row), void *ctx, base_err *err)
+base_code gw_ledger_keys(gw_ledger *ledger, void (*row)(void *ctx, const gw_key_row *row),
+                         void *ctx, base_err *err)
 {
     conn *c = reader_take(ledger, err);
     if (!c)
@@ -1630,7 +1704,8 @@ static base_code run_tenant_put(gw_ledger *ledger, conn *c, void *ctx, base_err 
     sqlite3_reset(s);
     if (code == SQLITE_ROW)
         return BASE_OK;
-    if (code != SQLITE_DONE || getrandom(&put->salt, sizeof(put->salt), 0) != (ssize_t)sizeof(put->salt))
+    if (code != SQLITE_DONE ||
+        getrandom(&put->salt, sizeof(put->salt), 0) != (ssize_t)sizeof(put->salt))
         return database_error(c, err, "cannot make a tenant");
     s = statement(c, SQL_TENANT_ADD);
     if (!s)
@@ -1644,7 +1719,8 @@ static base_code run_tenant_put(gw_ledger *ledger, conn *c, void *ctx, base_err 
     return BASE_OK;
 }
 
-base_code gw_ledger_tenant_put(gw_ledger *ledger, int64_t *id, uint64_t *salt, const char *name, base_err *err)
+base_code gw_ledger_tenant_put(gw_ledger *ledger, int64_t *id, uint64_t *salt, const char *name,
+                               base_err *err)
 {
     tenant_put put = {.name = name};
     base_code code = on_writer(ledger, run_tenant_put, &put, err);
@@ -1686,8 +1762,8 @@ static base_code run_key_put(gw_ledger *ledger, conn *c, void *ctx, base_err *er
     return BASE_OK;
 }
 
-base_code gw_ledger_key_put(gw_ledger *ledger, int64_t *id, int64_t tenant, const uint8_t hash[32], uint32_t scopes,
-                            const char *label, base_err *err)
+base_code gw_ledger_key_put(gw_ledger *ledger, int64_t *id, int64_t tenant, const uint8_t hash[32],
+                            uint32_t scopes, const char *label, base_err *err)
 {
     key_put put = {.tenant = tenant, .hash = hash, .scopes = scopes, .label = label};
     base_code code = on_writer(ledger, run_key_put, &put, err);
@@ -1705,7 +1781,8 @@ static base_code run_key_revoke(gw_ledger *ledger, conn *c, void *ctx, base_err 
     sqlite3_bind_int64(s, 2, base_wall_ms());
     if (!execute(s))
         return database_error(c, err, "cannot revoke a key");
-    return sqlite3_changes(c->db) ? BASE_OK : base_fail(err, BASE_NOT_FOUND, "there is no such key");
+    return sqlite3_changes(c->db) ? BASE_OK
+                                  : base_fail(err, BASE_NOT_FOUND, "there is no such key");
 }
 
 base_code gw_ledger_key_revoke(gw_ledger *ledger, int64_t id, base_err *err)
@@ -1756,13 +1833,15 @@ static base_code check_text(conn *c, const char *sql, const char *wanted, base_e
 static base_code check_runs(conn *c, base_err *err)
 {
     sqlite3_stmt *s;
-    if (sqlite3_prepare_v2(c->db, "SELECT " RUN_COLUMNS " FROM runs r WHERE r.slot IS NOT NULL", -1, &s, NULL) != SQLITE_OK)
+    if (sqlite3_prepare_v2(c->db, "SELECT " RUN_COLUMNS " FROM runs r WHERE r.slot IS NOT NULL", -1,
+                           &s, NULL) != SQLITE_OK)
         return database_error(c, err, "cannot read runs");
     base_code code = BASE_OK;
     while (!code && sqlite3_step(s) == SQLITE_ROW) {
         base_arena *arena = base_arena_create(4096, 64u << 20);
         if (!arena || !column_run(s, arena))
-            code = base_fail(err, BASE_FORMAT, "whimbrel.db: run %lld is damaged", (long long)sqlite3_column_int64(s, 0));
+            code = base_fail(err, BASE_FORMAT, "whimbrel.db: run %lld is damaged",
+                             (long long)sqlite3_column_int64(s, 0));
         base_arena_destroy(arena);
     }
     sqlite3_finalize(s);
@@ -1789,7 +1868,8 @@ static base_code make_directory(const char *path, base_err *err)
 {
     char part[4096];
     if (strlen(path) >= sizeof(part) - 32 || !path[0])
-        return base_fail_param(err, BASE_INVALID, "data.path", "data.path has %zu bytes, 1 to %zu are allowed", strlen(path),
+        return base_fail_param(err, BASE_INVALID, "data.path",
+                               "data.path has %zu bytes, 1 to %zu are allowed", strlen(path),
                                sizeof(part) - 33);
     snprintf(part, sizeof(part), "%s", path);
     for (char *at = part + 1;; at++) {
@@ -1798,24 +1878,28 @@ static base_code make_directory(const char *path, base_err *err)
         char end = *at;
         *at = '\0';
         if (mkdir(part, 0700) != 0 && errno != EEXIST)
-            return base_fail_param(err, BASE_IO, "data.path", "cannot make %s: %s", part, strerror(errno));
+            return base_fail_param(err, BASE_IO, "data.path", "cannot make %s: %s", part,
+                                   strerror(errno));
         *at = end;
         if (!end)
             return BASE_OK;
     }
 }
 
-/* One gateway a data directory: what is in memory would not see another's turns. The lock goes with the process. */
+/* One gateway a data directory: what is in memory would not see another's turns. The lock goes with
+ * the process. */
 static base_code take_lock(gw_ledger *ledger, base_err *err)
 {
     char path[4096];
     snprintf(path, sizeof(path), "%s/whimbrel.lock", ledger->options.path);
     ledger->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (ledger->lock_fd < 0)
-        return base_fail_param(err, BASE_IO, "data.path", "cannot write to %s: %s", ledger->options.path, strerror(errno));
+        return base_fail_param(err, BASE_IO, "data.path", "cannot write to %s: %s",
+                               ledger->options.path, strerror(errno));
     if (flock(ledger->lock_fd, LOCK_EX | LOCK_NB) == 0)
         return BASE_OK;
-    return base_fail_param(err, BASE_CONFLICT, "data.path", "%s is in use by another process", ledger->options.path);
+    return base_fail_param(err, BASE_CONFLICT, "data.path", "%s is in use by another process",
+                           ledger->options.path);
 }
 
 base_code gw_ledger_open(gw_ledger **out, const gw_ledger_options *options, base_err *err)
@@ -1861,7 +1945,8 @@ base_code gw_ledger_open(gw_ledger **out, const gw_ledger_options *options, base
     if (!code) {
         sqlite3_wal_hook(ledger->writer->db, on_wal, ledger);
         ledger->thread_runs = pthread_create(&ledger->thread, NULL, writer_main, ledger) == 0;
-        ledger->keeper_runs = ledger->thread_runs && pthread_create(&ledger->keeper, NULL, keeper_main, ledger) == 0;
+        ledger->keeper_runs =
+            ledger->thread_runs && pthread_create(&ledger->keeper, NULL, keeper_main, ledger) == 0;
         if (!ledger->keeper_runs)
             code = base_fail(err, BASE_IO, "the system gives no thread for the ledger");
     }

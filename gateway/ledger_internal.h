@@ -7,7 +7,8 @@
 
 /* ---- ledger_item.c: what counts as the same item ---- */
 
-/* One hash in the making; parts are framed by their length, so that no two lists of parts give the same bytes. */
+/* One hash in the making; parts are framed by their length, so that no two lists of parts give the
+ * same bytes. */
 typedef struct gw_hash {
     EVP_MD_CTX *ctx;
     bool failed; /* out of memory; the digest is worthless */
@@ -51,8 +52,8 @@ typedef struct gw_run {
     bool has_reasoning;
     int64_t tenant;
     char template_id[33];
-    gw_id turn, session;    /* that generated it first */
-    uint64_t sequence[2];   /* hash of that turn's prompt and run, */
+    gw_id turn, session;      /* that generated it first */
+    uint64_t sequence[2];     /* hash of that turn's prompt and run, */
     uint32_t sequence_tokens; /* and their count */
     uint32_t token_count, call_count;
     gw_id *calls; /* ids that name it */
@@ -68,20 +69,21 @@ void gw_memory_destroy(gw_memory *memory);
 gw_run *gw_run_copy(const gw_run *run, base_arena *arena);
 
 typedef enum gw_found {
-    GW_FOUND_UNKNOWN,   /* not in memory, or not all of them: ask the database */
-    GW_FOUND_NONE,      /* there is none */
+    GW_FOUND_UNKNOWN, /* not in memory, or not all of them: ask the database */
+    GW_FOUND_NONE,    /* there is none */
     GW_FOUND_RUN,
     GW_FOUND_AMBIGUOUS, /* several with different reasoning */
 } gw_found;
-/* By slot; `reasoning` NULL: none was sent. The run is copied to the arena; without memory there it is UNKNOWN. `generation`
- * is for gw_memory_fill. */
-gw_found gw_memory_slot(gw_memory *memory, gw_run **out, uint64_t *generation, const gw_digest *slot,
-                        const gw_digest *reasoning, base_arena *arena);
+/* By slot; `reasoning` NULL: none was sent. The run is copied to the arena; without memory there it
+ * is UNKNOWN. `generation` is for gw_memory_fill. */
+gw_found gw_memory_slot(gw_memory *memory, gw_run **out, uint64_t *generation,
+                        const gw_digest *slot, const gw_digest *reasoning, base_arena *arena);
 /* By a call id. NONE only says that memory does not know it. */
 gw_found gw_memory_call(gw_memory *memory, gw_run **out, const char *call, base_arena *arena);
-/* All runs of a slot, read from the database (count 0: none there), unless something was added since `generation` was
- * taken: the reader may then have missed it. */
-void gw_memory_fill(gw_memory *memory, const gw_digest *slot, gw_run *const *runs, uint32_t count, uint64_t generation);
+/* All runs of a slot, read from the database (count 0: none there), unless something was added
+ * since `generation` was taken: the reader may then have missed it. */
+void gw_memory_fill(gw_memory *memory, const gw_digest *slot, gw_run *const *runs, uint32_t count,
+                    uint64_t generation);
 /* A new run. `alone`: the database has no other run in this slot. */
 void gw_memory_add(gw_memory *memory, const gw_run *run, bool alone);
 void gw_memory_forget(gw_memory *memory, const gw_digest *slot);
@@ -91,5 +93,6 @@ void gw_memory_stats(gw_memory *memory, gw_ledger_stats *out);
 
 #define GW_SCHEMA_APPLICATION 0x5748494d /* "WHIM" */
 #define GW_SCHEMA_VERSION 1
-/* Creates or migrates. BASE_UNSUPPORTED for a newer one, BASE_FORMAT for a database of something else. */
+/* Creates or migrates. BASE_UNSUPPORTED for a newer one, BASE_FORMAT for a database of something
+ * else. */
 base_code gw_schema_migrate(sqlite3 *db, base_err *err);

@@ -1,27 +1,27 @@
 /* ledger_item: what counts as the same item. Pure functions.
  *
- *   what the client changed                          the same?  how
- *   ------------------------------------------------ ---------- ------------------------------------------------------
- *   blank, tab, CR, LF at the ends of a text          yes        trimmed, in every role (what is rendered is what was sent)
- *   text null, absent or ""                           yes        all are the empty text
- *   other borders of content parts                    yes        the dialect joins parts before they come here
- *   call ids regenerated or absent                    yes        not part of an item; order links calls and results
- *   arguments: order of members, white space, escapes yes        canonical JSON: members sorted, strings decoded
- *   arguments: 1.50 for 1.5, 1e2 for 100, -0 for 0    yes        numbers equal as doubles are equal (a JavaScript client
- *                                                                cannot send back more; integers past 2^53 are compared so too)
- *   arguments "", null or {}                          yes        all are the empty object
- *   arguments that are not JSON                       no         equal only byte for byte, ends trimmed
- *   order, number or names of calls                   no         framed in order
- *   any other character of the text                   no         what a client edited wins
- *   reasoning absent, "" or blank                     see below  the item has a visible part; gw_ledger_match decides
- *   reasoning sent, equal but for white space at ends yes        trimmed
- *   reasoning sent and different                      no         part of the node: its descendants are others' strangers
- *   system for developer                              yes        one role here
- *   tools: white space between JSON tokens            yes        skipped
- *   tools: order of members or tools, escapes         no         they are rendered in the order given
- *   model, sampling, max_tokens                       yes        not part of the prompt
+ *   what the client changed                          same   how
+ *   blank, tab, CR, LF at the ends of a text         yes    trimmed, in every role
+ *   text null, absent or ""                          yes    all are the empty text
+ *   other borders of content parts                   yes    joined by the dialect
+ *   call ids regenerated or absent                   yes    no part of an item
+ *   arguments: order, white space, escapes           yes    canonical JSON
+ *   arguments: 1.50 for 1.5, 1e2 for 100, -0 for 0   yes    equal as doubles is equal
+ *   arguments "", null or {}                         yes    all are the empty object
+ *   arguments that are not JSON                      no     byte for byte only, ends trimmed
+ *   order, number or names of calls                  no     framed in order
+ *   any other character of the text                  no     what a client edited wins
+ *   reasoning absent, "" or blank                    -      gw_ledger_match decides
+ *   reasoning sent, other white space at its ends    yes    trimmed
+ *   reasoning sent and different                     no     part of the node
+ *   system for developer                             yes    one role here
+ *   tools: white space between JSON tokens           yes    skipped
+ *   tools: order of members or tools, escapes        no     rendered in the order given
+ *   model, sampling, max_tokens                      yes    no part of the prompt
  *
- * SHA-256, because a crafted collision would give one user's hidden tokens to another of the same tenant. */
+ * Keys only: what is not spliced is rendered as it was sent. Numbers are compared as doubles, since
+ * a client in JavaScript cannot send back more. SHA-256, because a crafted collision would give one
+ * user's hidden tokens to another of the same tenant. */
 #include "gateway/ledger_internal.h"
 
 #include <math.h>
@@ -38,7 +38,8 @@
 static EVP_MD *sha256;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* Fetched once: the implicit fetch of EVP_sha256() costs as much as a short hash. Lives as long as the process. */
+/* Fetched once: the implicit fetch of EVP_sha256() costs as much as a short hash. Lives as long as
+ * the process. */
 static void fetch(void)
 {
     sha256 = EVP_MD_fetch(NULL, "SHA256", NULL);
@@ -114,8 +115,9 @@ static eng_text trim(eng_text text)
 
 /* ---- canonical JSON ----
  *
- * A value becomes a byte string: a tag and its content. A container of more than INLINE_MAX bytes is replaced by its digest
- * when it closes, so that every byte is copied and hashed a bounded number of times however deep it stands. */
+ * A value becomes a byte string: a tag and its content. A container of more than INLINE_MAX bytes
+ * is replaced by its digest when it closes, so that every byte is copied and hashed a bounded
+ * number of times however deep it stands. */
 
 #define INLINE_MAX 64
 
@@ -216,7 +218,8 @@ static void close_level(canon *c, gw_hash *hash)
         put_framed(&c->scratch, c->out.data + children[i].offset, children[i].length);
     c->span_count = top->spans;
     c->out.length = top->text;
-    put_value(c, hash, top->object ? 'o' : 'a', c->scratch.data ? c->scratch.data : "", c->scratch.length);
+    put_value(c, hash, top->object ? 'o' : 'a', c->scratch.data ? c->scratch.data : "",
+              c->scratch.length);
 }
 
 /* False if the text is not one JSON value (or memory is used up). */
@@ -242,9 +245,10 @@ static bool canonicalise(canon *c, gw_hash *hash, eng_text text)
             continue;
         case BASE_JSON_OBJECT_BEGIN:
         case BASE_JSON_ARRAY_BEGIN:
-            /* The name of this member is part of the parent's span; it is found again at `text` of this level, whose bytes
-             * begin behind it. */
-            c->levels[c->depth++] = (level){kind == BASE_JSON_OBJECT_BEGIN, c->out.length, c->span_count};
+            /* The name of this member is part of the parent's span; it is found again at `text` of
+             * this level, whose bytes begin behind it. */
+            c->levels[c->depth++] =
+                (level){kind == BASE_JSON_OBJECT_BEGIN, c->out.length, c->span_count};
             /* The begin of the span is kept as a span of its own until the level closes. */
             add_span(c, member ? c->key : begin);
             c->levels[c->depth - 1].spans = c->span_count;
@@ -392,7 +396,8 @@ void gw_item_root(gw_hash *hash, gw_digest *out, const gw_root *root)
     base_buf_deinit(&scratch);
 }
 
-static void combine(gw_hash *hash, gw_digest *out, const char *kind, const gw_digest *a, const gw_digest *b)
+static void combine(gw_hash *hash, gw_digest *out, const char *kind, const gw_digest *a,
+                    const gw_digest *b)
 {
     gw_digest result;
     gw_hash_begin(hash, kind);
@@ -441,7 +446,8 @@ void gw_item_json(base_buf *out, const eng_item *item)
         put_text(out, "reasoning_content", item->reasoning);
     for (uint32_t i = 0; i < item->call_count; i++) {
         const eng_call *call = &item->calls[i];
-        base_buf_puts(out, i ? ",{\"type\":\"function\"" : ",\"tool_calls\":[{\"type\":\"function\"");
+        base_buf_puts(out,
+                      i ? ",{\"type\":\"function\"" : ",\"tool_calls\":[{\"type\":\"function\"");
         put_text(out, "id", call->id);
         base_buf_puts(out, ",\"function\":{\"name\":");
         base_buf_json_string(out, call->name.data ? call->name.data : "", call->name.length);

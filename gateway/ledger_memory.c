@@ -1,10 +1,12 @@
 /* gw_memory: the runs of recent turns, by slot and by call id, in front of the database.
  *
- * A slot that is here is either complete (it lists every run that the ledger has for it, maybe none) or it only adds to what
- * the database knows. Bounded in bytes; the slot that was used longest ago goes first, whole, so that `complete` stays true of
- * what remains. One mutex; a look-up copies a few kilobytes under it.
+ * A slot that is here is either complete (it lists every run that the ledger has for it, maybe
+ * none) or it only adds to what the database knows. Bounded in bytes; the slot that was used
+ * longest ago goes first, whole, so that `complete` stays true of what remains. One mutex; a
+ * look-up copies a few kilobytes under it.
  *
- * Invariants: 1. `bytes` is the sum over the slots. 2. Every call entry points to a run of a slot that is here. */
+ * Invariants: 1. `bytes` is the sum over the slots. 2. Every call entry points to a run of a slot
+ * that is here. */
 #include "gateway/ledger_internal.h"
 
 #include <pthread.h>
@@ -16,7 +18,7 @@
 #define BUCKETS_MIN 1024
 
 typedef struct slot {
-    struct slot *chain;       /* in its bucket */
+    struct slot *chain;         /* in its bucket */
     struct slot *newer, *older; /* by use */
     gw_digest key;
     gw_run *runs;
@@ -98,7 +100,8 @@ static void touch(gw_memory *memory, slot *s)
 
 static size_t run_bytes(const gw_run *run)
 {
-    return sizeof(*run) + run->token_count * sizeof(*run->tokens) + run->call_count * (sizeof(*run->calls) + sizeof(call));
+    return sizeof(*run) + run->token_count * sizeof(*run->tokens) +
+           run->call_count * (sizeof(*run->calls) + sizeof(call));
 }
 
 static void run_free(gw_run *run)
@@ -142,7 +145,8 @@ static void shrink(gw_memory *memory)
     }
 }
 
-/* Doubles a table when it holds as many entries as buckets; without memory the chains grow longer instead. */
+/* Doubles a table when it holds as many entries as buckets; without memory the chains grow longer
+ * instead. */
 static void grow_slots(gw_memory *memory)
 {
     if (memory->slot_count < memory->slot_buckets)
@@ -231,7 +235,8 @@ static gw_run *run_new(const gw_run *run)
     return copy;
 }
 
-/* Appends to the slot, or adds the call ids if these tokens are there already. False: it is not in the slot now. */
+/* Appends to the slot, or adds the call ids if these tokens are there already. False: it is not in
+ * the slot now. */
 static bool put_run(gw_memory *memory, slot *s, const gw_run *run)
 {
     gw_run **at = &s->runs;
@@ -239,7 +244,8 @@ static bool put_run(gw_memory *memory, slot *s, const gw_run *run)
         gw_run *have = *at;
         if (!gw_digest_equal(&have->tokens_digest, &run->tokens_digest))
             continue;
-        gw_id *ids = realloc(have->calls, base_max((have->call_count + run->call_count) * sizeof(*ids), 1));
+        gw_id *ids =
+            realloc(have->calls, base_max((have->call_count + run->call_count) * sizeof(*ids), 1));
         if (!ids)
             return true; /* the run is here; its new ids are on disk */
         have->calls = ids;
@@ -303,10 +309,12 @@ gw_found gw_memory_slot(gw_memory *memory, gw_run **out, uint64_t *generation, c
         }
         if (!chosen)
             chosen = run;
-        else if (chosen->has_reasoning != run->has_reasoning || !gw_digest_equal(&chosen->reasoning, &run->reasoning))
+        else if (chosen->has_reasoning != run->has_reasoning ||
+                 !gw_digest_equal(&chosen->reasoning, &run->reasoning))
             differ = true;
     }
-    /* Equal reasoning is a hit whatever else there is; two that differ are ambiguous whatever else there is. */
+    /* Equal reasoning is a hit whatever else there is; two that differ are ambiguous whatever else
+     * there is. */
     if (differ)
         found = GW_FOUND_AMBIGUOUS;
     else if (chosen && (reasoning || s->complete))
@@ -329,7 +337,8 @@ gw_found gw_memory_call(gw_memory *memory, gw_run **out, const char *id, base_ar
     return *out ? GW_FOUND_RUN : GW_FOUND_NONE;
 }
 
-void gw_memory_fill(gw_memory *memory, const gw_digest *key, gw_run *const *runs, uint32_t count, uint64_t generation)
+void gw_memory_fill(gw_memory *memory, const gw_digest *key, gw_run *const *runs, uint32_t count,
+                    uint64_t generation)
 {
     pthread_mutex_lock(&memory->mutex);
     slot *s = *slot_place(memory, key);

@@ -1,13 +1,14 @@
 /* The ledger's schema and its migrations; PRAGMA user_version counts them.
  *
- * Rowid tables throughout. Digests are looked up by their first eight bytes as an integer (a short index) and compared whole
- * in the row. A turn points at the node of its answer; its items are the nodes above. A turn keeps only the part of its prompt
- * that its parent's prompt and run do not already spell (prompt_base says how many tokens those are). A run begins with the
- * last `lead` tokens of its prompt.
+ * Rowid tables throughout. Digests are looked up by their first eight bytes as an integer (a short
+ * index) and compared whole in the row. A turn points at the node of its answer; its items are the
+ * nodes above. A turn keeps only the part of its prompt that its parent's prompt and run do not
+ * already spell (prompt_base says how many tokens those are). A run begins with the last `lead`
+ * tokens of its prompt.
  *
- *   tenants --< keys            sessions --< turns --> turns (parent)
- *                                              |--> nodes (answer) --> nodes (parent) --> items, runs
- *                                              '--> runs (generated) --< calls
+ *   tenants --< keys      sessions --< turns --> turns (parent)
+ *                                        |--> nodes (answer) --> nodes (parent), items, runs
+ *                                        '--> runs (generated) --< calls
  *
  * Times are Unix milliseconds, durations microseconds. NULL in expires_ms keeps a turn. */
 #include "gateway/ledger_internal.h"
@@ -19,50 +20,70 @@
 static const char *const migrations[] = {
     /* 1 */
     "CREATE TABLE tenants("
-    " id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, salt INTEGER NOT NULL, limits TEXT, created_ms INTEGER NOT NULL);"
+    " id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, salt INTEGER NOT NULL, limits TEXT, "
+    "created_ms INTEGER NOT NULL);"
     "CREATE TABLE keys("
-    " id INTEGER PRIMARY KEY, tenant INTEGER NOT NULL REFERENCES tenants(id), hash BLOB NOT NULL UNIQUE,"
-    " scopes INTEGER NOT NULL, label TEXT NOT NULL, limits TEXT, created_ms INTEGER NOT NULL, revoked_ms INTEGER);"
+    " id INTEGER PRIMARY KEY, tenant INTEGER NOT NULL REFERENCES tenants(id), hash BLOB NOT NULL "
+    "UNIQUE,"
+    " scopes INTEGER NOT NULL, label TEXT NOT NULL, limits TEXT, created_ms INTEGER NOT NULL, "
+    "revoked_ms INTEGER);"
     /* kind 0: a label or found by content; 1: native; 2: conversation. */
     "CREATE TABLE sessions("
-    " id INTEGER PRIMARY KEY, tenant INTEGER NOT NULL REFERENCES tenants(id), public_key INTEGER NOT NULL,"
-    " public TEXT NOT NULL, kind INTEGER NOT NULL, label TEXT, model TEXT, metadata TEXT, head INTEGER,"
+    " id INTEGER PRIMARY KEY, tenant INTEGER NOT NULL REFERENCES tenants(id), public_key INTEGER "
+    "NOT NULL,"
+    " public TEXT NOT NULL, kind INTEGER NOT NULL, label TEXT, model TEXT, metadata TEXT, head "
+    "INTEGER,"
     " created_ms INTEGER NOT NULL, used_ms INTEGER NOT NULL);"
     "CREATE INDEX sessions_public ON sessions(public_key);"
     "CREATE INDEX sessions_used ON sessions(tenant, used_ms);"
     /* kind: eng_role, or -1 for a root (tools, mode, effort). */
     "CREATE TABLE items("
-    " id INTEGER PRIMARY KEY, tenant INTEGER NOT NULL REFERENCES tenants(id), key INTEGER NOT NULL, digest BLOB NOT NULL,"
+    " id INTEGER PRIMARY KEY, tenant INTEGER NOT NULL REFERENCES tenants(id), key INTEGER NOT "
+    "NULL, digest BLOB NOT NULL,"
     " kind INTEGER NOT NULL, data TEXT NOT NULL);"
     "CREATE INDEX items_key ON items(key);"
     /* tokens: LEB128. slot NULL: never spliced. */
     "CREATE TABLE runs("
-    " id INTEGER PRIMARY KEY, tenant INTEGER NOT NULL REFERENCES tenants(id), template TEXT NOT NULL, slot_key INTEGER,"
-    " slot BLOB, visible BLOB, reasoning BLOB, digest BLOB NOT NULL, turn TEXT NOT NULL, session TEXT NOT NULL,"
-    " sequence BLOB NOT NULL, sequence_tokens INTEGER NOT NULL, token_count INTEGER NOT NULL, tokens BLOB NOT NULL);"
+    " id INTEGER PRIMARY KEY, tenant INTEGER NOT NULL REFERENCES tenants(id), template TEXT NOT "
+    "NULL, slot_key INTEGER,"
+    " slot BLOB, visible BLOB, reasoning BLOB, digest BLOB NOT NULL, turn TEXT NOT NULL, session "
+    "TEXT NOT NULL,"
+    " sequence BLOB NOT NULL, sequence_tokens INTEGER NOT NULL, token_count INTEGER NOT NULL, "
+    "tokens BLOB NOT NULL);"
     "CREATE INDEX runs_slot ON runs(slot_key) WHERE slot_key IS NOT NULL;"
     "CREATE TABLE calls("
-    " id INTEGER PRIMARY KEY, key INTEGER NOT NULL, public TEXT NOT NULL, run INTEGER NOT NULL REFERENCES runs(id));"
+    " id INTEGER PRIMARY KEY, key INTEGER NOT NULL, public TEXT NOT NULL, run INTEGER NOT NULL "
+    "REFERENCES runs(id));"
     "CREATE INDEX calls_key ON calls(key);"
     "CREATE INDEX calls_run ON calls(run);"
     "CREATE TABLE nodes("
-    " id INTEGER PRIMARY KEY, tenant INTEGER NOT NULL REFERENCES tenants(id), key INTEGER NOT NULL, digest BLOB NOT NULL,"
-    " parent INTEGER REFERENCES nodes(id), item INTEGER NOT NULL REFERENCES items(id), run INTEGER REFERENCES runs(id));"
+    " id INTEGER PRIMARY KEY, tenant INTEGER NOT NULL REFERENCES tenants(id), key INTEGER NOT "
+    "NULL, digest BLOB NOT NULL,"
+    " parent INTEGER REFERENCES nodes(id), item INTEGER NOT NULL REFERENCES items(id), run INTEGER "
+    "REFERENCES runs(id));"
     "CREATE INDEX nodes_key ON nodes(key);"
     "CREATE INDEX nodes_parent ON nodes(parent);"
     "CREATE INDEX nodes_item ON nodes(item);"
     "CREATE INDEX nodes_run ON nodes(run) WHERE run IS NOT NULL;"
     "CREATE TABLE turns("
-    " id INTEGER PRIMARY KEY, tenant INTEGER NOT NULL REFERENCES tenants(id), public_key INTEGER NOT NULL,"
-    " public TEXT NOT NULL, session INTEGER REFERENCES sessions(id), parent INTEGER REFERENCES turns(id),"
+    " id INTEGER PRIMARY KEY, tenant INTEGER NOT NULL REFERENCES tenants(id), public_key INTEGER "
+    "NOT NULL,"
+    " public TEXT NOT NULL, session INTEGER REFERENCES sessions(id), parent INTEGER REFERENCES "
+    "turns(id),"
     " node INTEGER REFERENCES nodes(id), run INTEGER REFERENCES runs(id), status INTEGER NOT NULL,"
-    " finish INTEGER NOT NULL, retention INTEGER NOT NULL, dialect TEXT, request TEXT, response_key INTEGER,"
-    " response TEXT, model TEXT, template TEXT, fingerprint TEXT, numerics TEXT, metadata TEXT, reason TEXT,"
-    " prompt_base INTEGER NOT NULL, prompt BLOB, lead INTEGER NOT NULL, steps BLOB, seed INTEGER NOT NULL,"
-    " prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL, restored_tokens INTEGER NOT NULL,"
+    " finish INTEGER NOT NULL, retention INTEGER NOT NULL, dialect TEXT, request TEXT, "
+    "response_key INTEGER,"
+    " response TEXT, model TEXT, template TEXT, fingerprint TEXT, numerics TEXT, metadata TEXT, "
+    "reason TEXT,"
+    " prompt_base INTEGER NOT NULL, prompt BLOB, lead INTEGER NOT NULL, steps BLOB, seed INTEGER "
+    "NOT NULL,"
+    " prompt_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL, restored_tokens INTEGER NOT "
+    "NULL,"
     " output_tokens INTEGER NOT NULL, reasoning_tokens INTEGER NOT NULL, drafted INTEGER NOT NULL,"
-    " accepted INTEGER NOT NULL, engine_steps INTEGER NOT NULL, queue_us INTEGER NOT NULL, prefill_us INTEGER NOT NULL,"
-    " ttft_us INTEGER NOT NULL, decode_us INTEGER NOT NULL, created_ms INTEGER NOT NULL, ended_ms INTEGER NOT NULL,"
+    " accepted INTEGER NOT NULL, engine_steps INTEGER NOT NULL, queue_us INTEGER NOT NULL, "
+    "prefill_us INTEGER NOT NULL,"
+    " ttft_us INTEGER NOT NULL, decode_us INTEGER NOT NULL, created_ms INTEGER NOT NULL, ended_ms "
+    "INTEGER NOT NULL,"
     " expires_ms INTEGER);"
     "CREATE INDEX turns_public ON turns(public_key);"
     "CREATE INDEX turns_response ON turns(response_key) WHERE response_key IS NOT NULL;"
@@ -74,12 +95,13 @@ static const char *const migrations[] = {
     "CREATE INDEX turns_expires ON turns(expires_ms) WHERE expires_ms IS NOT NULL;",
 };
 
-_Static_assert(sizeof(migrations) / sizeof(migrations[0]) == GW_SCHEMA_VERSION, "one migration a version");
+_Static_assert(sizeof(migrations) / sizeof(migrations[0]) == GW_SCHEMA_VERSION,
+               "one migration a version");
 
 static base_code refuse(sqlite3 *db, base_err *err, const char *what)
 {
     int code = sqlite3_errcode(db);
-    base_code to = code == SQLITE_BUSY || code == SQLITE_LOCKED       ? BASE_CONFLICT
+    base_code to = code == SQLITE_BUSY || code == SQLITE_LOCKED      ? BASE_CONFLICT
                    : code == SQLITE_NOTADB || code == SQLITE_CORRUPT ? BASE_FORMAT
                    : code == SQLITE_NOMEM                            ? BASE_NOMEM
                                                                      : BASE_IO;
@@ -102,28 +124,33 @@ static bool pragma(sqlite3 *db, const char *sql, long long *out)
 base_code gw_schema_migrate(sqlite3 *db, base_err *err)
 {
     long long version = 0, application = 0, tables = 0;
-    /* The write lock first: nobody migrates at the same time, and a locked or read-only file shows here, by name. */
+    /* The write lock first: nobody migrates at the same time, and a locked or read-only file shows
+     * here, by name. */
     if (sqlite3_exec(db, "BEGIN IMMEDIATE", NULL, NULL, NULL) != SQLITE_OK)
         return refuse(db, err, "cannot write");
     base_code code = BASE_OK;
-    if (!pragma(db, "PRAGMA user_version", &version) || !pragma(db, "PRAGMA application_id", &application) ||
+    if (!pragma(db, "PRAGMA user_version", &version) ||
+        !pragma(db, "PRAGMA application_id", &application) ||
         !pragma(db, "SELECT count(*) FROM sqlite_schema", &tables))
         code = refuse(db, err, "cannot read");
     else if (tables && application != GW_SCHEMA_APPLICATION)
-        code = base_fail_param(err, BASE_FORMAT, "data.path", "whimbrel.db: this is a database of another program");
+        code = base_fail_param(err, BASE_FORMAT, "data.path",
+                               "whimbrel.db: this is a database of another program");
     else if (version > GW_SCHEMA_VERSION)
-        code = base_fail_param(err, BASE_UNSUPPORTED, "data.path",
-                               "whimbrel.db: schema version %lld is newer than %d, the newest that this program knows", version,
-                               GW_SCHEMA_VERSION);
+        code = base_fail_param(
+            err, BASE_UNSUPPORTED, "data.path",
+            "whimbrel.db: schema version %lld is newer than %d, the newest that this program knows",
+            version, GW_SCHEMA_VERSION);
     else if (version < 0 || (tables && !version))
-        code = base_fail_param(err, BASE_FORMAT, "data.path", "whimbrel.db: schema version %lld makes no sense", version);
+        code = base_fail_param(err, BASE_FORMAT, "data.path",
+                               "whimbrel.db: schema version %lld makes no sense", version);
     for (long long v = version; !code && v < GW_SCHEMA_VERSION; v++)
         if (sqlite3_exec(db, migrations[v], NULL, NULL, NULL) != SQLITE_OK)
             code = refuse(db, err, "cannot migrate");
     if (!code && version < GW_SCHEMA_VERSION) {
         char sql[96];
-        snprintf(sql, sizeof(sql), "PRAGMA application_id=%d; PRAGMA user_version=%d", GW_SCHEMA_APPLICATION,
-                 GW_SCHEMA_VERSION);
+        snprintf(sql, sizeof(sql), "PRAGMA application_id=%d; PRAGMA user_version=%d",
+                 GW_SCHEMA_APPLICATION, GW_SCHEMA_VERSION);
         if (sqlite3_exec(db, sql, NULL, NULL, NULL) != SQLITE_OK)
             code = refuse(db, err, "cannot migrate");
     }

@@ -268,30 +268,41 @@ out:
     return auth;
 }
 
-bool gw_tenants_admit(gw_tenants *tenants, gw_identity *out, gw_exchange *exchange, uint32_t scopes)
+int gw_tenants_refuse(gw_exchange *exchange, gw_auth auth)
 {
-    switch (gw_tenants_authenticate(tenants, out, gw_exchange_header(exchange, "authorization"),
-                                    gw_exchange_header(exchange, "x-api-key"),
-                                    gw_exchange_remote(exchange), scopes)) {
+    switch (auth) {
     case GW_AUTH_OK:
-        return true;
+        return 0;
     case GW_AUTH_MISSING:
         gw_error_unauthorized(exchange,
                               "no API key: send Authorization: Bearer KEY or x-api-key: KEY");
-        return false;
+        return 401;
     case GW_AUTH_WRONG:
         gw_error_unauthorized(exchange, "the API key is not valid");
-        return false;
+        return 401;
     case GW_AUTH_SCOPE:
         gw_error_respond(exchange, 403, "permission_error", "insufficient_scope", NULL,
                          "this API key may not use this path");
-        return false;
+        return 403;
     case GW_AUTH_NOT_LOCAL:
-        gw_error_respond(exchange, 403, "permission_error", "keys_required", NULL,
-                         "without API keys only loopback clients are served");
-        return false;
+        break;
     }
-    return false;
+    gw_error_respond(exchange, 403, "permission_error", "keys_required", NULL,
+                     "without API keys only loopback clients are served");
+    return 403;
+}
+
+gw_auth gw_tenants_check(gw_tenants *tenants, gw_identity *out, gw_exchange *exchange,
+                         uint32_t scopes)
+{
+    return gw_tenants_authenticate(tenants, out, gw_exchange_header(exchange, "authorization"),
+                                   gw_exchange_header(exchange, "x-api-key"),
+                                   gw_exchange_remote(exchange), scopes);
+}
+
+bool gw_tenants_admit(gw_tenants *tenants, gw_identity *out, gw_exchange *exchange, uint32_t scopes)
+{
+    return !gw_tenants_refuse(exchange, gw_tenants_check(tenants, out, exchange, scopes));
 }
 
 static base_code check_name(const char *what, const char *text, base_err *err)

@@ -51,6 +51,12 @@ bool gw_tenants_keyed(const gw_tenants *tenants); /* at least one key is valid: 
  * `scopes`: all of these are needed. */
 gw_auth gw_tenants_authenticate(gw_tenants *tenants, gw_identity *out, const char *authorization,
                                 const char *api_key, const char *remote, uint32_t scopes);
+/* The same for an exchange. Thread: the exchange's loop, as for the next two. */
+gw_auth gw_tenants_check(gw_tenants *tenants, gw_identity *out, gw_exchange *exchange,
+                         uint32_t scopes);
+/* Answers 401 invalid_api_key or 403 permission_error and returns that status; 0, and no answer,
+ * for GW_AUTH_OK. */
+int gw_tenants_refuse(gw_exchange *exchange, gw_auth auth);
 /* The same for an exchange; if it is refused, answers 401 invalid_api_key or 403 permission_error
  * and returns false: the exchange is over then. Thread: the exchange's loop. */
 bool gw_tenants_admit(gw_tenants *tenants, gw_identity *out, gw_exchange *exchange,

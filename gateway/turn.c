@@ -21,7 +21,8 @@
 #include "gateway/tenant.h"
 
 #define ARENA_FIRST_BYTES (32u << 10)
-/* Beside the tree: joined texts, tools and canonical forms, each at most the body; tokens of the prompt. */
+/* Beside the tree: joined texts, tools and canonical forms, each at most the body; tokens of the
+ * prompt. */
 #define ARENA_BYTES_MIN (64u << 20)
 #define ARENA_BODIES 4
 /* Random seeds fit a double, so that a client in JavaScript can send one back. */
@@ -87,7 +88,8 @@ void gw_turn_respond_json(gw_turn *turn, const base_buf *body)
     gw_respond(exchange, 200, headers, 1, body->data, body->length);
 }
 
-void gw_turn_respond_error(gw_turn *turn, const gw_error_row *row, const char *param, const char *message)
+void gw_turn_respond_error(gw_turn *turn, const gw_error_row *row, const char *param,
+                           const char *message)
 {
     if (answered(turn))
         return;
@@ -97,8 +99,8 @@ void gw_turn_respond_error(gw_turn *turn, const gw_error_row *row, const char *p
     gw_error_respond_row(exchange, row, param, message);
 }
 
-base_code gw_turn_reject(gw_turn *turn, base_err *err, int status, const char *type, const char *code, const char *param,
-                         const char *fmt, ...)
+base_code gw_turn_reject(gw_turn *turn, base_err *err, int status, const char *type,
+                         const char *code, const char *param, const char *fmt, ...)
 {
     char text[sizeof(err->text)];
     va_list args;
@@ -106,7 +108,8 @@ base_code gw_turn_reject(gw_turn *turn, base_err *err, int status, const char *t
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
     turn->error_row = (gw_error_row){status, type, code, 0, -1};
-    return base_fail_param(err, status == 404 ? BASE_NOT_FOUND : BASE_INVALID, param ? param : "", "%s", text);
+    return base_fail_param(err, status == 404 ? BASE_NOT_FOUND : BASE_INVALID, param ? param : "",
+                           "%s", text);
 }
 
 static void fail(gw_turn *turn, const base_err *err)
@@ -129,23 +132,25 @@ static void *room(void *array, uint32_t *capacity, uint32_t count, size_t size)
     return more;
 }
 
-#define ROOM(turn, array, count, capacity)                                                                             \
-    ({                                                                                                                 \
-        void *more_ = room((turn)->array, &(turn)->capacity, (turn)->count, sizeof(*(turn)->array));                   \
-        if (more_)                                                                                                     \
-            (turn)->array = more_;                                                                                     \
-        else                                                                                                           \
-            (turn)->lossy = true;                                                                                      \
-        more_ != NULL;                                                                                                 \
+#define ROOM(turn, array, count, capacity)                                                         \
+    ({                                                                                             \
+        void *more_ =                                                                              \
+            room((turn)->array, &(turn)->capacity, (turn)->count, sizeof(*(turn)->array));         \
+        if (more_)                                                                                 \
+            (turn)->array = more_;                                                                 \
+        else                                                                                       \
+            (turn)->lossy = true;                                                                  \
+        more_ != NULL;                                                                             \
     })
 
-/* A prompt that asks for an answer may end with the mark of the thinking mode, behind the beginning of the assistant's turn:
- * that token is part of the item which the next prompt brings back. */
+/* A prompt that asks for an answer may end with the mark of the thinking mode, behind the beginning
+ * of the assistant's turn: that token is part of the item which the next prompt brings back. */
 static void begin_run(gw_turn *turn)
 {
     const eng_prompt *prompt = &turn->prompt;
     bool marked = prompt->thinking == ENG_THINK_ENABLED || prompt->thinking == ENG_THINK_DISABLED;
-    if (!marked || turn->chat.no_generation_prompt || turn->chat.continue_last || turn->run_count || !prompt->token_count)
+    if (!marked || turn->chat.no_generation_prompt || turn->chat.continue_last || turn->run_count ||
+        !prompt->token_count)
         return;
     if (ROOM(turn, run, run_count, run_capacity)) {
         turn->run[turn->run_count++] = prompt->tokens[prompt->token_count - 1];
@@ -203,10 +208,12 @@ static bool add_part(gw_turn *turn, const eng_part *part)
 static void flush_held(gw_turn *turn, bool all)
 {
     uint32_t i = 0;
-    for (; i < turn->held_count && (all || !turn->exchange || !gw_stream_paused(turn->exchange)); i++) {
+    for (; i < turn->held_count && (all || !turn->exchange || !gw_stream_paused(turn->exchange));
+         i++) {
         const gw_held *held = &turn->held[i];
         const base_buf *buf = buffer_of(turn, held->kind, held->call);
-        eng_part part = {held->kind, held->call, buf && buf->data ? buf->data + held->offset : "", held->length};
+        eng_part part = {held->kind, held->call, buf && buf->data ? buf->data + held->offset : "",
+                         held->length};
         turn->dialect->part(turn, &part);
     }
     if (i == 0)
@@ -215,12 +222,14 @@ static void flush_held(gw_turn *turn, bool all)
     turn->held_count -= i;
 }
 
-/* A stream whose client is slow gets few, long records later instead of many short ones that wait in memory. */
+/* A stream whose client is slow gets few, long records later instead of many short ones that wait
+ * in memory. */
 static void give_part(gw_turn *turn, const eng_part *part)
 {
     if (!add_part(turn, part))
         return;
-    bool wait = turn->held_count || (turn->exchange && gw_turn_streaming(turn) && gw_stream_paused(turn->exchange));
+    bool wait = turn->held_count ||
+                (turn->exchange && gw_turn_streaming(turn) && gw_stream_paused(turn->exchange));
     if (!wait || turn->exact_steps) {
         turn->dialect->part(turn, part);
         return;
@@ -253,7 +262,8 @@ static void let_go_engine(gw_turn *turn)
 
 static void free_if_over(gw_turn *turn)
 {
-    if (turn->busy || turn->exchange || turn->worker_pending || turn->engine_pending || turn->commit_pending)
+    if (turn->busy || turn->exchange || turn->worker_pending || turn->engine_pending ||
+        turn->commit_pending)
         return;
     turn->state = GW_TURN_OVER;
     let_go_engine(turn);
@@ -264,12 +274,15 @@ static void free_if_over(gw_turn *turn)
         gw_metrics_add(turn->app->metrics, GW_CLIENT_GONE, 1);
     gw_metrics_request(turn->app->metrics, turn->dialect->route, status);
     base_log(BASE_LOG_INFO,
-             "turn_over req=%s turn=%s dialect=%s tenant=%lld status=%d finish=%d prompt=%u cached=%u output=%u stored=%d "
+             "turn_over req=%s turn=%s dialect=%s tenant=%lld status=%d finish=%d prompt=%u "
+             "cached=%u output=%u stored=%d "
              "ms=%llu%s%s",
-             turn->request_id, turn->id.text, turn->dialect->name, (long long)turn->identity.tenant, status,
-             turn->done_seen ? (int)turn->finish : -1, turn->usage.prompt_tokens, turn->usage.cached_tokens,
-             turn->usage.output_tokens, turn->stored, (unsigned long long)((now - turn->received_ns) / 1000000),
-             turn->error.code ? " error=" : "", turn->error.code ? base_code_name(turn->error.code) : "");
+             turn->request_id, turn->id.text, turn->dialect->name, (long long)turn->identity.tenant,
+             status, turn->done_seen ? (int)turn->finish : -1, turn->usage.prompt_tokens,
+             turn->usage.cached_tokens, turn->usage.output_tokens, turn->stored,
+             (unsigned long long)((now - turn->received_ns) / 1000000),
+             turn->error.code ? " error=" : "",
+             turn->error.code ? base_code_name(turn->error.code) : "");
     if (turn->state_of_dialect && turn->dialect->deinit)
         turn->dialect->deinit(turn);
     for (uint32_t i = 0; i < turn->call_count; i++) {
@@ -328,7 +341,8 @@ static void tell_end(gw_turn *turn)
         case ENG_FINISH_CALLS:
         case ENG_FINISH_LENGTH:
             if (turn->retention == GW_RETAIN_KEPT && !turn->stored) {
-                /* The client asked for a stored turn. Made but not stored, it must not be made again by a retry. */
+                /* The client asked for a stored turn. Made but not stored, it must not be made
+                 * again by a retry. */
                 turn->error_row = (gw_error_row){500, "server_error", "not_stored", 0, 0};
                 base_fail(&err, BASE_IO, "the turn could not be stored");
             } else if (turn->lossy) {
@@ -347,9 +361,10 @@ static void tell_end(gw_turn *turn)
     gw_outcome outcome = turn->finish == ENG_FINISH_ERROR       ? GW_OUTCOME_FAILED
                          : turn->finish == ENG_FINISH_CANCELLED ? GW_OUTCOME_CANCELLED
                                                                 : GW_OUTCOME_DONE;
-    gw_account_add(gw_tenants_account(turn->app->tenants), turn->identity.tenant, turn->identity.name, &turn->usage,
-                   outcome, turn->stored);
-    gw_metrics_observe(turn->app->metrics, GW_E2E, (double)(base_now_ns() - turn->received_ns) * 1e-9);
+    gw_account_add(gw_tenants_account(turn->app->tenants), turn->identity.tenant,
+                   turn->identity.name, &turn->usage, outcome, turn->stored);
+    gw_metrics_observe(turn->app->metrics, GW_E2E,
+                       (double)(base_now_ns() - turn->received_ns) * 1e-9);
     turn->busy--;
     free_if_over(turn);
 }
@@ -359,12 +374,14 @@ static void on_committed(gw_message *message)
     gw_turn *turn = (gw_turn *)((char *)message - offsetof(gw_turn, committed));
     turn->commit_pending = false;
     turn->stored = turn->commit.stored;
-    gw_metrics_observe(turn->app->metrics, GW_COMMIT, (double)(base_now_ns() - turn->done_ns) * 1e-9);
+    gw_metrics_observe(turn->app->metrics, GW_COMMIT,
+                       (double)(base_now_ns() - turn->done_ns) * 1e-9);
     if (turn->stored) {
         gw_metrics_add(turn->app->metrics, GW_TURNS_STORED, 1);
     } else if (turn->commit.err.code) {
         gw_metrics_add(turn->app->metrics, GW_COMMIT_FAILED, 1);
-        base_log(BASE_LOG_ERROR, "commit_failed turn=%s reason=\"%s\"", turn->id.text, turn->commit.err.text);
+        base_log(BASE_LOG_ERROR, "commit_failed turn=%s reason=\"%s\"", turn->id.text,
+                 turn->commit.err.text);
     }
     tell_end(turn);
 }
@@ -376,18 +393,21 @@ static void commit_done(gw_commit *commit)
     gw_loop_post(turn->loop, &turn->committed);
 }
 
-/* True if the run's tokens spell the whole visible answer. A stop string may end inside a token: the text before it was
- * given out, the token is not part of the run, and splicing the run would lose that text. */
+/* True if the run's tokens spell the whole visible answer. A stop string may end inside a token:
+ * the text before it was given out, the token is not part of the run, and splicing the run would
+ * lose that text. */
 static bool run_covers_text(gw_turn *turn, uint32_t run_tokens)
 {
     if (turn->stop_index < 0)
         return true;
     base_buf bytes;
     base_buf_init(&bytes, 0);
-    base_code code = eng_detokenize(turn->app->engine, &bytes, turn->run + turn->lead, run_tokens, NULL);
+    base_code code =
+        eng_detokenize(turn->app->engine, &bytes, turn->run + turn->lead, run_tokens, NULL);
     size_t tail = base_min(turn->text.length, 64);
     bool covers = !code && !bytes.failed && tail && bytes.length >= tail &&
-                  memcmp(bytes.data + bytes.length - tail, turn->text.data + turn->text.length - tail, tail) == 0;
+                  memcmp(bytes.data + bytes.length - tail,
+                         turn->text.data + turn->text.length - tail, tail) == 0;
     base_buf_deinit(&bytes);
     return covers;
 }
@@ -431,9 +451,11 @@ static bool begin_commit(gw_turn *turn, uint32_t run_tokens)
                    .reasoning = {turn->reasoning.data, turn->reasoning.length},
                    .calls = calls,
                    .call_count = turn->call_count},
-        /* Without the beginning of an assistant's turn in front of it, or as the end of one, a run is no item. */
-        .splice = !turn->lossy && !turn->chat.continue_last && !turn->chat.no_generation_prompt && run_tokens &&
-                  turn->finish != ENG_FINISH_ERROR && run_covers_text(turn, run_tokens),
+        /* Without the beginning of an assistant's turn in front of it, or as the end of one, a run
+           is no item. */
+        .splice = !turn->lossy && !turn->chat.continue_last && !turn->chat.no_generation_prompt &&
+                  run_tokens && turn->finish != ENG_FINISH_ERROR &&
+                  run_covers_text(turn, run_tokens),
         .prompt = turn->prompt.tokens,
         .prompt_count = turn->prompt.token_count,
         .run = turn->run,
@@ -441,9 +463,10 @@ static bool begin_commit(gw_turn *turn, uint32_t run_tokens)
         .lead = turn->lead,
         .steps = turn->steps,
         .step_count = turn->step_count,
-        .status = turn->finish == ENG_FINISH_ERROR                                              ? GW_TURN_FAILED
-                  : turn->finish == ENG_FINISH_CANCELLED || turn->finish == ENG_FINISH_DEADLINE ? GW_TURN_CANCELLED
-                                                                                                : GW_TURN_COMPLETED,
+        .status = turn->finish == ENG_FINISH_ERROR ? GW_TURN_FAILED
+                  : turn->finish == ENG_FINISH_CANCELLED || turn->finish == ENG_FINISH_DEADLINE
+                      ? GW_TURN_CANCELLED
+                      : GW_TURN_COMPLETED,
         .finish = turn->finish,
         .usage = turn->usage,
         .seed = turn->request.sampling.seed,
@@ -483,14 +506,15 @@ static void on_done(gw_turn *turn, const eng_event *event)
         return;
     turn->commit_pending = false;
     gw_metrics_add(metrics, GW_COMMIT_FAILED, 1);
-    base_log(BASE_LOG_ERROR, "commit_failed turn=%s reason=\"%s\"", turn->id.text, turn->commit.err.text);
+    base_log(BASE_LOG_ERROR, "commit_failed turn=%s reason=\"%s\"", turn->id.text,
+             turn->commit.err.text);
     tell_end(turn);
 }
 
 /* ---- while it runs ---- */
 
-/* The engine has the request: a stream gets its status line now. The worker's message and the engine's first event may
- * arrive in either order. */
+/* The engine has the request: a stream gets its status line now. The worker's message and the
+ * engine's first event may arrive in either order. */
 static void admitted(gw_turn *turn)
 {
     if (turn->state != GW_TURN_PREPARING)
@@ -572,14 +596,15 @@ static base_code check_model(gw_turn *turn, base_err *err)
 /* The text that agents look for when they decide to compact. */
 static base_code too_long(base_err *err, uint32_t window, uint32_t tokens)
 {
-    return base_fail_param(err, BASE_TOO_LONG, "messages",
-                           "This model's maximum context length is %u tokens. However, you requested %u tokens in the "
-                           "messages. Please reduce their length.",
-                           window, tokens);
+    return base_fail_param(
+        err, BASE_TOO_LONG, "messages",
+        "This model's maximum context length is %u tokens. However, you requested %u tokens in the "
+        "messages. Please reduce their length.",
+        window, tokens);
 }
 
-/* The tenant's salt, or one of its own for each cache_salt. The kinds of key parts are kept apart: a salt's text is hashed
- * under a prefix that no other part uses. */
+/* The tenant's salt, or one of its own for each cache_salt. The kinds of key parts are kept apart:
+ * a salt's text is hashed under a prefix that no other part uses. */
 static uint64_t space_of(const gw_turn *turn)
 {
     if (!turn->cache_salt.length)
@@ -588,12 +613,14 @@ static uint64_t space_of(const gw_turn *turn)
     return XXH3_64bits_withSeed(turn->cache_salt.data, turn->cache_salt.length, kind);
 }
 
-/* The same label of the same tenant is the same session, without a look-up; a label gives no access to anything. */
+/* The same label of the same tenant is the same session, without a look-up; a label gives no access
+ * to anything. */
 static gw_id session_of_label(const gw_turn *turn)
 {
     unsigned char digest[SHA256_DIGEST_LENGTH];
     char head[32];
-    int length = snprintf(head, sizeof(head), "session %016llx ", (unsigned long long)turn->identity.salt);
+    int length =
+        snprintf(head, sizeof(head), "session %016llx ", (unsigned long long)turn->identity.salt);
     size_t label = strlen(turn->label);
     char *text = malloc((size_t)length + label);
     if (!text)
@@ -614,19 +641,22 @@ static base_code match_and_render(gw_turn *turn, base_err *err)
     gw_app *app = turn->app;
     const eng_info *info = eng_get_info(app->engine);
     turn->chat.items = turn->items;
-    turn->root = (gw_root){.tenant = turn->identity.tenant,
-                           .template_id = info->template_id,
-                           .tools = turn->chat.tools,
-                           .tool_count = turn->chat.tool_count,
-                           .thinking = turn->chat.thinking == ENG_THINK_DEFAULT ? info->thinking : turn->chat.thinking,
-                           .effort = turn->chat.effort};
-    base_code code =
-        gw_ledger_match(app->ledger, &turn->match, &turn->root, turn->items, turn->chat.item_count, turn->arena, err);
+    turn->root = (gw_root){
+        .tenant = turn->identity.tenant,
+        .template_id = info->template_id,
+        .tools = turn->chat.tools,
+        .tool_count = turn->chat.tool_count,
+        .thinking = turn->chat.thinking == ENG_THINK_DEFAULT ? info->thinking : turn->chat.thinking,
+        .effort = turn->chat.effort};
+    base_code code = gw_ledger_match(app->ledger, &turn->match, &turn->root, turn->items,
+                                     turn->chat.item_count, turn->arena, err);
     if (!code && turn->dialect->check)
         code = turn->dialect->check(turn, err);
     if (code)
         return code;
-    turn->session = turn->label ? session_of_label(turn) : turn->match.session.text[0] ? turn->match.session : gw_id_mint("sess_");
+    turn->session = turn->label                   ? session_of_label(turn)
+                    : turn->match.session.text[0] ? turn->match.session
+                                                  : gw_id_mint("sess_");
     code = eng_render(app->engine, &turn->prompt, &turn->chat, 0, NULL, turn->arena, err);
     if (code)
         return code;
@@ -653,8 +683,9 @@ static base_code submit(gw_turn *turn, base_err *err)
     uint32_t bound = conf->limits_output_tokens_max ? conf->limits_output_tokens_max : UINT32_MAX;
     if (!request->max_tokens || request->max_tokens > bound)
         request->max_tokens = bound;
-    request->max_tokens = (uint32_t)base_min(request->max_tokens,
-                                             eng_get_info(turn->app->engine)->context_max - turn->prompt.token_count);
+    request->max_tokens =
+        (uint32_t)base_min(request->max_tokens,
+                           eng_get_info(turn->app->engine)->context_max - turn->prompt.token_count);
     request->user = &turn->port;
     request->tokens = turn->prompt.tokens;
     request->token_count = turn->prompt.token_count;
@@ -664,7 +695,8 @@ static base_code submit(gw_turn *turn, base_err *err)
     request->tools = turn->chat.tools;
     request->tool_count = turn->chat.tool_count;
     if (conf->limits_request_timeout_ms)
-        request->deadline_ns = turn->received_ns + (uint64_t)conf->limits_request_timeout_ms * 1000000;
+        request->deadline_ns =
+            turn->received_ns + (uint64_t)conf->limits_request_timeout_ms * 1000000;
     base_code code = eng_submit(turn->app->engine, request, err);
     if (code)
         return code;
@@ -678,7 +710,8 @@ static base_code prepare(gw_turn *turn, base_err *err)
 {
     if (atomic_load(&turn->gone))
         return base_fail(err, BASE_CANCELLED, "the client left");
-    base_code code = gw_body_mend(turn->body, turn->body_length, turn->app->conf->limits_json_depth_max, err);
+    base_code code =
+        gw_body_mend(turn->body, turn->body_length, turn->app->conf->limits_json_depth_max, err);
     if (!code)
         code = turn->dialect->parse(turn, err);
     if (!code)
@@ -694,6 +727,9 @@ static void prepare_run(gw_job *job)
 {
     gw_turn *turn = (gw_turn *)((char *)job - offsetof(gw_turn, job));
     base_code code = prepare(turn, &turn->error);
+    /* Texts live in the tree and the arena. */
+    free(turn->body);
+    turn->body = NULL;
     /* A code without text would be answered as a success. */
     if (code && !turn->error.code)
         base_fail(&turn->error, code, "the request could not be prepared");
@@ -753,8 +789,10 @@ void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect
         gw_metrics_request(app->metrics, dialect->route, 503);
         return;
     }
-    if (!gw_tenants_admit(app->tenants, &identity, exchange, GW_SCOPE_INFER)) {
-        gw_metrics_request(app->metrics, dialect->route, 401);
+    int refused = gw_tenants_refuse(
+        exchange, gw_tenants_check(app->tenants, &identity, exchange, GW_SCOPE_INFER));
+    if (refused) {
+        gw_metrics_request(app->metrics, dialect->route, refused);
         return;
     }
     base_err err = BASE_ERR_INIT;
@@ -789,7 +827,8 @@ void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect
     turn->busy++;
     bool ready = take_body(turn);
     if (ready) {
-        turn->arena = base_arena_create(ARENA_FIRST_BYTES, ARENA_BYTES_MIN + ARENA_BODIES * turn->body_length);
+        turn->arena = base_arena_create(ARENA_FIRST_BYTES,
+                                        ARENA_BYTES_MIN + ARENA_BODIES * turn->body_length);
         ready = turn->arena != NULL;
     }
     const char *label = label_of(exchange);
@@ -815,18 +854,25 @@ void gw_turn_extension(const gw_turn *turn, base_buf *out)
 {
     const eng_usage *usage = &turn->usage;
     /* At most the last token of a turn has no page yet when it ends. */
-    uint32_t lost = turn->expected_tokens > usage->cached_tokens + 1 ? turn->expected_tokens - usage->cached_tokens : 0;
+    uint32_t lost = turn->expected_tokens > usage->cached_tokens + 1
+                        ? turn->expected_tokens - usage->cached_tokens
+                        : 0;
     const char *reason = turn->match.reason ? turn->match.reason : lost ? "evicted" : NULL;
-    base_buf_printf(out, "\"whimbrel\":{\"session\":\"%s\",\"turn\":\"%s\",\"cached_tokens\":%u,\"restored_tokens\":%u,",
-                    turn->session.text, turn->id.text, usage->cached_tokens, usage->restored_tokens);
+    base_buf_printf(out,
+                    "\"whimbrel\":{\"session\":\"%s\",\"turn\":\"%s\",\"cached_tokens\":%u,"
+                    "\"restored_tokens\":%u,",
+                    turn->session.text, turn->id.text, usage->cached_tokens,
+                    usage->restored_tokens);
     base_buf_printf(out, "\"cache\":{\"hit\":%u,\"lost\":%u", usage->cached_tokens, lost);
     if (reason)
         base_buf_printf(out, ",\"reason\":\"%s\"", reason);
-    base_buf_printf(out, "},\"queue_ms\":%.3f,\"prefill_ms\":%.3f,\"ttft_ms\":%.3f,\"decode_ms\":%.3f,",
-                    (double)usage->queue_ns * 1e-6, (double)usage->prefill_ns * 1e-6, (double)usage->ttft_ns * 1e-6,
-                    (double)usage->decode_ns * 1e-6);
-    base_buf_printf(out, "\"drafted\":%u,\"accepted\":%u,\"stored\":%s,\"backend\":", usage->drafted, usage->accepted,
-                    turn->stored ? "true" : "false");
+    base_buf_printf(out,
+                    "},\"queue_ms\":%.3f,\"prefill_ms\":%.3f,\"ttft_ms\":%.3f,\"decode_ms\":%.3f,",
+                    (double)usage->queue_ns * 1e-6, (double)usage->prefill_ns * 1e-6,
+                    (double)usage->ttft_ns * 1e-6, (double)usage->decode_ns * 1e-6);
+    base_buf_printf(out,
+                    "\"drafted\":%u,\"accepted\":%u,\"stored\":%s,\"backend\":", usage->drafted,
+                    usage->accepted, turn->stored ? "true" : "false");
     const char *backend = eng_get_info(turn->app->engine)->backend;
     base_buf_json_string(out, backend, strlen(backend));
     base_buf_puts(out, "}");

@@ -1,19 +1,21 @@
 /* gw_turn: the life of one generation, whatever dialect it speaks.
  *
- *   state       who owns it          what ends it (function)
- *   PREPARING   a worker             prepare: parsed, matched with the ledger, rendered, submitted -> QUEUED
- *                                    or a failure -> OVER (on_prepared)
- *   QUEUED      the engine           STARTED -> RUNNING (on_event); a stream has its headers from here on
- *   RUNNING     the engine           DONE -> COMMITTING (on_done); steps are written as they come
- *   COMMITTING  the ledger's writer  committed or not -> OVER (on_committed): only now a record tells the end
- *   OVER        the loop             freed
+ *   PREPARING   a worker owns it. Parsed, matched with the ledger, rendered, submitted: QUEUED.
+ *               A failure: OVER. (prepare, on_prepared)
+ *   QUEUED      the engine. STARTED: RUNNING. A stream has its headers from here on. (on_event)
+ *   RUNNING     the engine. DONE: COMMITTING. Steps are written as they come. (on_done)
+ *   COMMITTING  the ledger's writer. Committed or not: OVER. Only now is an end told.
+ *               (on_committed)
+ *   OVER        the loop. Freed. (free_if_over)
  *
- * Everything but `prepare` and the commit's callback runs on the exchange's loop, so the state needs no lock. The turn is held
- * by up to four: the exchange, the worker's job, the engine's request, the commit; it is freed on its loop when the last of
- * them let go. The client may leave in any state: `gone` is set, the engine is told (at once if the request is there, by the
- * worker right after the submit otherwise), and what was generated is recorded as cancelled.
+ * Everything but `prepare` and the commit's callback runs on the exchange's loop, so the state
+ * needs no lock. The turn is held by up to four: the exchange, the worker's job, the engine's
+ * request, the commit; it is freed on its loop when the last of them let go. The client may leave
+ * in any state: `gone` is set, the engine is told (at once if the request is there, by the worker
+ * right after the submit otherwise), and what was generated is recorded as cancelled.
  *
- * A dialect is a table of functions and one block of state; responses and messages fit beside chat. */
+ * A dialect is a table of functions and one block of state; responses and messages fit beside chat.
+ */
 #pragma once
 #include <jansson.h>
 #include <stdatomic.h>
@@ -29,17 +31,21 @@ typedef struct gw_turn gw_turn;
 typedef struct gw_dialect {
     const char *name;  /* in the ledger and the log */
     const char *route; /* in the metrics */
-    /* Worker. Body to plan, see the fields under `plan`. Fails with the field's path, or by gw_turn_reject. */
+    /* Worker. Body to plan, see the fields under `plan`. Fails with the field's path, or by
+     * gw_turn_reject. */
     base_code (*parse)(gw_turn *turn, base_err *err);
-    /* Worker, after the ledger gave tokens to what it knows: checks what only a rendering needs. May be NULL. */
+    /* Worker, after the ledger gave tokens to what it knows: checks what only a rendering needs.
+     * May be NULL. */
     base_code (*check)(gw_turn *turn, base_err *err);
     /* Loop. A stream was admitted: headers and opening records. */
     void (*open)(gw_turn *turn);
     /* Loop. Tokens and logprobs of a step, before its parts. May be NULL. */
     void (*step)(gw_turn *turn, const eng_event *event);
-    /* Loop. One part, after it was added to the answer; for streams that wait for their client, several in one. */
+    /* Loop. One part, after it was added to the answer; for streams that wait for their client,
+     * several in one. */
     void (*part)(gw_turn *turn, const eng_part *part);
-    /* Loop. The turn is committed: the whole answer, or the records that tell the end. Ends the exchange. */
+    /* Loop. The turn is committed: the whole answer, or the records that tell the end. Ends the
+     * exchange. */
     void (*finish)(gw_turn *turn);
     /* Loop. As a whole answer if nothing was sent, else as an error record. Ends the exchange. */
     void (*fail)(gw_turn *turn, const gw_error_row *row, const char *param, const char *message);
@@ -88,10 +94,10 @@ struct gw_turn {
     json_t *json; /* the tree that texts point into */
 
     /* ---- plan: filled by parse on the worker, constant from then on ---- */
-    void *state_of_dialect; /* in the arena; NULL until parse made it */
+    void *state_of_dialect;      /* in the arena; NULL until parse made it */
     const char *response_prefix; /* "chatcmpl-" */
     bool stream;
-    bool exact_steps; /* token ids or logprobs are wanted: parts are never merged */
+    bool exact_steps;     /* token ids or logprobs are wanted: parts are never merged */
     const char *model;    /* as asked for */
     const char *label;    /* session name from the client, NULL if none */
     const char *metadata; /* JSON, NULL if none */
@@ -105,7 +111,8 @@ struct gw_turn {
     gw_root root;
     gw_match match;
     eng_prompt prompt;
-    uint32_t expected_tokens; /* of the prompt, known to the ledger: what a perfect cache would hold */
+    uint32_t
+        expected_tokens; /* of the prompt, known to the ledger: what a perfect cache would hold */
     base_err error;
     gw_error_row error_row; /* status 0: by the table */
     /* ---- the answer; loop ---- */
@@ -137,16 +144,20 @@ struct gw_turn {
 /* Takes the exchange: authenticates it and begins a turn. Thread: the exchange's loop. */
 void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect);
 
-/* Worker, in parse and check: the failure's row is chosen here, not by the table. Returns a code that is not BASE_OK. */
-base_code gw_turn_reject(gw_turn *turn, base_err *err, int status, const char *type, const char *code, const char *param,
-                         const char *fmt, ...) __attribute__((format(printf, 7, 8)));
+/* Worker, in parse and check: the failure's row is chosen here, not by the table. Returns a code
+ * that is not BASE_OK. */
+base_code gw_turn_reject(gw_turn *turn, base_err *err, int status, const char *type,
+                         const char *code, const char *param, const char *fmt, ...)
+    __attribute__((format(printf, 7, 8)));
 
 /* Loop, for dialects. These do nothing once the client left. */
-void gw_turn_stream_begin(gw_turn *turn);                                  /* 200 and the headers of event streams */
-void gw_turn_write(gw_turn *turn, const void *bytes, size_t length);       /* one record, one write */
+void gw_turn_stream_begin(gw_turn *turn); /* 200 and the headers of event streams */
+void gw_turn_write(gw_turn *turn, const void *bytes, size_t length); /* one record, one write */
 void gw_turn_stream_end(gw_turn *turn);
-void gw_turn_respond_json(gw_turn *turn, const base_buf *body);            /* 200, whole; 503 if the buffer failed */
-void gw_turn_respond_error(gw_turn *turn, const gw_error_row *row, const char *param, const char *message);
-bool gw_turn_streaming(const gw_turn *turn);                               /* headers are out */
+void gw_turn_respond_json(gw_turn *turn,
+                          const base_buf *body); /* 200, whole; 503 if the buffer failed */
+void gw_turn_respond_error(gw_turn *turn, const gw_error_row *row, const char *param,
+                           const char *message);
+bool gw_turn_streaming(const gw_turn *turn); /* headers are out */
 /* Appends `"whimbrel":{…}`. */
 void gw_turn_extension(const gw_turn *turn, base_buf *out);

@@ -1,8 +1,9 @@
-/* For tests of turns: a transport of one loop that the test pumps, and an engine that the test plays. They stand in for
- * server.c and engine.c at link time; workers, bridge, ledger, tenants and metrics are the real ones.
+/* For tests of turns: a transport of one loop that the test pumps, and an engine that the test
+ * plays. They stand in for server.c and engine.c at link time; workers, bridge, ledger, tenants and
+ * metrics are the real ones.
  *
- * Tokens of the fake engine: 0-255 are bytes, from 256 on marks spelled "<N>". A rendered item is one token (its role + 1000)
- * and its text's bytes; a spliced one its own tokens. */
+ * Tokens of the fake engine: 0-255 are bytes, from 256 on marks spelled "<N>". A rendered item is
+ * one token (its role + 1000) and its text's bytes; a spliced one its own tokens. */
 #pragma once
 #include <criterion/criterion.h>
 #include <ftw.h>
@@ -48,7 +49,8 @@ struct gw_exchange {
     uint32_t writes;
 };
 
-static gw_loop fake_loop = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, &fake_loop.first};
+static gw_loop fake_loop = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL,
+                            &fake_loop.first};
 
 void gw_loop_post(gw_loop *loop, gw_message *message)
 {
@@ -122,7 +124,8 @@ gw_loop *gw_exchange_loop(const gw_exchange *exchange)
     return &fake_loop;
 }
 
-void gw_exchange_set_handler(gw_exchange *exchange, void *ctx, void (*gone)(void *ctx), void (*drained)(void *ctx))
+void gw_exchange_set_handler(gw_exchange *exchange, void *ctx, void (*gone)(void *ctx),
+                             void (*drained)(void *ctx))
 {
     exchange->ctx = ctx;
     exchange->gone = gone;
@@ -133,11 +136,12 @@ static inline void note_headers(gw_exchange *exchange, const gw_header *headers,
 {
     size_t at = strlen(exchange->answer_headers);
     for (size_t i = 0; i < count; i++)
-        at += (size_t)snprintf(exchange->answer_headers + at, sizeof(exchange->answer_headers) - at, "%s: %s\n",
-                               headers[i].name, headers[i].value);
+        at += (size_t)snprintf(exchange->answer_headers + at, sizeof(exchange->answer_headers) - at,
+                               "%s: %s\n", headers[i].name, headers[i].value);
 }
 
-void gw_respond(gw_exchange *exchange, int status, const gw_header *headers, size_t count, const void *body, size_t length)
+void gw_respond(gw_exchange *exchange, int status, const gw_header *headers, size_t count,
+                const void *body, size_t length)
 {
     cr_assert(!exchange->ended && !exchange->begun && !exchange->dead);
     exchange->status = status;
@@ -211,8 +215,8 @@ static struct {
     eng_request request, all[64];
     atomic_int submitted, cancelled;
     atomic_int waiting; /* submitted, and `admit` did not see it yet */
-    int refuse; /* a base_code for the next submit */
-    base_buf rendered; /* what the last conversation said */
+    int refuse;         /* a base_code for the next submit */
+    base_buf rendered;  /* what the last conversation said */
     eng_thinking thinking;
     char effort[16];
     uint32_t tool_count, spliced;
@@ -226,8 +230,8 @@ const eng_info *eng_get_info(const eng_engine *e)
     return &fake_info;
 }
 
-base_code eng_render(const eng_engine *e, eng_prompt *out, const eng_chat *chat, uint32_t token_max, base_buf *text,
-                     base_arena *arena, base_err *err)
+base_code eng_render(const eng_engine *e, eng_prompt *out, const eng_chat *chat, uint32_t token_max,
+                     base_buf *text, base_arena *arena, base_err *err)
 {
     (void)e;
     (void)token_max;
@@ -249,15 +253,18 @@ base_code eng_render(const eng_engine *e, eng_prompt *out, const eng_chat *chat,
         if (item->tokens) {
             engine.spliced++;
             base_buf_puts(&engine.rendered, "SPLICED");
-            memcpy(out->tokens + out->token_count, item->tokens, item->token_count * sizeof(int32_t));
+            memcpy(out->tokens + out->token_count, item->tokens,
+                   item->token_count * sizeof(int32_t));
             out->token_count += item->token_count;
         } else {
             if (item->reasoning.length)
-                base_buf_printf(&engine.rendered, "(%.*s)", (int)item->reasoning.length, item->reasoning.data);
+                base_buf_printf(&engine.rendered, "(%.*s)", (int)item->reasoning.length,
+                                item->reasoning.data);
             base_buf_add(&engine.rendered, item->text.data, item->text.length);
             for (uint32_t k = 0; k < item->call_count; k++)
-                base_buf_printf(&engine.rendered, "[%.*s %.*s]", (int)item->calls[k].name.length, item->calls[k].name.data,
-                                (int)item->calls[k].arguments.length, item->calls[k].arguments.data);
+                base_buf_printf(&engine.rendered, "[%.*s %.*s]", (int)item->calls[k].name.length,
+                                item->calls[k].name.data, (int)item->calls[k].arguments.length,
+                                item->calls[k].arguments.data);
             out->tokens[out->token_count++] = 1000 + (int32_t)item->role;
             for (size_t k = 0; k < item->text.length; k++)
                 out->tokens[out->token_count++] = (unsigned char)item->text.data[k];
@@ -271,19 +278,21 @@ base_code eng_render(const eng_engine *e, eng_prompt *out, const eng_chat *chat,
         out->tokens[out->token_count++] = 990 + (int32_t)out->thinking;
     out->starts_in_reasoning = out->thinking == ENG_THINK_ENABLED;
     engine.thinking = chat->thinking;
-    snprintf(engine.effort, sizeof(engine.effort), "%.*s", (int)chat->effort.length, chat->effort.data ? chat->effort.data : "");
+    snprintf(engine.effort, sizeof(engine.effort), "%.*s", (int)chat->effort.length,
+             chat->effort.data ? chat->effort.data : "");
     engine.tool_count = chat->tool_count;
     engine.tools[0] = '\0';
     size_t at = 0;
     for (uint32_t i = 0; i < chat->tool_count && at < sizeof(engine.tools); i++)
-        at += (size_t)snprintf(engine.tools + at, sizeof(engine.tools) - at, "%.*s;", (int)chat->tools[i].length,
-                               chat->tools[i].data);
+        at += (size_t)snprintf(engine.tools + at, sizeof(engine.tools) - at, "%.*s;",
+                               (int)chat->tools[i].length, chat->tools[i].data);
     engine.continue_last = chat->continue_last;
     engine.no_generation_prompt = chat->no_generation_prompt;
     return BASE_OK;
 }
 
-base_code eng_detokenize(const eng_engine *e, base_buf *out, const int32_t *tokens, uint32_t count, base_err *err)
+base_code eng_detokenize(const eng_engine *e, base_buf *out, const int32_t *tokens, uint32_t count,
+                         base_err *err)
 {
     (void)e;
     (void)err;
@@ -334,8 +343,9 @@ static inline void engine_event(eng_event event)
 
 static inline void engine_started(uint32_t cached)
 {
-    engine_event((eng_event){.kind = ENG_EVENT_STARTED,
-                             .usage = {.prompt_tokens = engine.request.token_count, .cached_tokens = cached}});
+    engine_event((eng_event){
+        .kind = ENG_EVENT_STARTED,
+        .usage = {.prompt_tokens = engine.request.token_count, .cached_tokens = cached}});
 }
 
 /* One step whose tokens are the text's bytes. */
@@ -346,10 +356,15 @@ static inline void engine_part(eng_part_kind kind, uint32_t call, const char *te
     for (uint32_t i = 0; i < count; i++)
         tokens[i] = (unsigned char)text[i];
     eng_part part = {kind, call, text, count};
-    engine_event((eng_event){.kind = ENG_EVENT_STEP, .tokens = tokens, .token_count = count, .parts = &part, .part_count = 1});
+    engine_event((eng_event){.kind = ENG_EVENT_STEP,
+                             .tokens = tokens,
+                             .token_count = count,
+                             .parts = &part,
+                             .part_count = 1});
 }
 
-static inline void engine_done(eng_finish finish, uint32_t output, int32_t stop_index, uint32_t run_tokens)
+static inline void engine_done(eng_finish finish, uint32_t output, int32_t stop_index,
+                               uint32_t run_tokens)
 {
     static const int32_t end = 500;
     bool whole = finish == ENG_FINISH_STOP || finish == ENG_FINISH_CALLS;
@@ -372,7 +387,8 @@ static inline void engine_done(eng_finish finish, uint32_t output, int32_t stop_
 
 static char fake_directory[64];
 static gw_app app;
-static gw_conf fake_conf = {.limits_json_depth_max = 128, .limits_n_max = 1, .server_keepalive_ms = 60000};
+static gw_conf fake_conf = {
+    .limits_json_depth_max = 128, .limits_n_max = 1, .server_keepalive_ms = 60000};
 
 static inline int fake_remove(const char *path, const struct stat *st, int type, struct FTW *ftw)
 {
@@ -449,7 +465,8 @@ static inline void free_exchange(gw_exchange *exchange)
 static inline bool admit(gw_exchange *exchange)
 {
     uint64_t until = base_now_ns() + 2000000000;
-    while (!exchange->ended && !exchange->dead && base_now_ns() < until && !atomic_load(&engine.waiting))
+    while (!exchange->ended && !exchange->dead && base_now_ns() < until &&
+           !atomic_load(&engine.waiting))
         pump(5);
     if (!exchange->ended)
         pump_all();
@@ -479,7 +496,8 @@ static inline json_t *at(json_t *json, const char *path)
     while (json && *path) {
         size_t length = strcspn(path, ".");
         snprintf(part, sizeof(part), "%.*s", (int)length, path);
-        json = json_is_array(json) ? json_array_get(json, (size_t)atoi(part)) : json_object_get(json, part);
+        json = json_is_array(json) ? json_array_get(json, (size_t)atoi(part))
+                                   : json_object_get(json, part);
         path += length + (path[length] == '.');
     }
     return json;

@@ -1,5 +1,5 @@
-/* Bodies of /v1/chat/completions: what is refused and which field is named, what reaches the engine, and the pass that mends
- * JSON before jansson sees it. */
+/* Bodies of /v1/chat/completions: what is refused and which field is named, what reaches the
+ * engine, and the pass that mends JSON before jansson sees it. */
 #include "fake.h"
 
 #include "gateway/body.h"
@@ -9,13 +9,17 @@ TestSuite(body, .timeout = 20);
 
 #define MESSAGES "\"model\":\"fake\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
 #define BODY(rest) "{" MESSAGES "," rest "}"
-#define SAID(content) "{\"model\":\"fake\",\"messages\":[{\"role\":\"user\",\"content\":" content "}]}"
+#define SAID(content)                                                                              \
+    "{\"model\":\"fake\",\"messages\":[{\"role\":\"user\",\"content\":" content "}]}"
 #define TOOL "{\"type\":\"function\",\"function\":{\"name\":\"f\"}}"
 #define WITH_TOOL(rest) BODY("\"tools\":[" TOOL "]," rest)
-#define CALLED(call)                                                                                                   \
-    "{\"model\":\"fake\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"assistant\",\"content\":null," \
+#define CALLED(call)                                                                               \
+    "{\"model\":\"fake\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":"          \
+    "\"assistant\",\"content\":null,"                                                              \
     "\"tool_calls\":[" call "]},{\"role\":\"tool\",\"tool_call_id\":\"c\",\"content\":\"r\"}]}"
-#define ARGUMENTS(text) CALLED("{\"id\":\"c\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":" text "}}")
+#define ARGUMENTS(text)                                                                            \
+    CALLED("{\"id\":\"c\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":" text  \
+           "}}")
 
 /* Sends it and lets the engine answer nothing. What it was asked is in `engine` then. */
 static void run(const char *body)
@@ -39,7 +43,8 @@ static void refused(const char *body, int status, const char *param, const char 
     if (e->status == status) {
         json_t *json = answer_json(e);
         const char *named = json_string_value(at(json, "error.param"));
-        cr_expect(param ? named && strcmp(named, param) == 0 : named == NULL, "%.200s: param %s", body, named ? named : "null");
+        cr_expect(param ? named && strcmp(named, param) == 0 : named == NULL, "%.200s: param %s",
+                  body, named ? named : "null");
         if (code)
             cr_expect_str_eq(text_at(json, "error.code"), code, "%.200s", body);
         cr_expect_eq(json_object_size(at(json, "error")), 4, "message, type, param, code");
@@ -69,20 +74,27 @@ Test(chat_parse, errors_name_the_field)
         {"{\"model\":\"fake\",\"messages\":[]}", "messages"},
         {"{\"model\":\"fake\",\"messages\":{}}", "messages"},
         {"{\"model\":\"fake\",\"messages\":[3]}", "messages[0]"},
-        {"{\"model\":\"fake\",\"messages\":[{\"role\":\"wizard\",\"content\":\"x\"}]}", "messages[0].role"},
+        {"{\"model\":\"fake\",\"messages\":[{\"role\":\"wizard\",\"content\":\"x\"}]}",
+         "messages[0].role"},
         {"{\"model\":\"fake\",\"messages\":[{\"content\":\"x\"}]}", "messages[0].role"},
-        {"{\"model\":\"fake\",\"messages\":[{\"role\":\"user\",\"content\":\"x\",\"name\":1}]}", "messages[0].name"},
+        {"{\"model\":\"fake\",\"messages\":[{\"role\":\"user\",\"content\":\"x\",\"name\":1}]}",
+         "messages[0].name"},
         {SAID("3"), "messages[0].content"},
         {SAID("null"), "messages[0].content"},
         {SAID("[3]"), "messages[0].content[0]"},
         {SAID("[{\"type\":\"text\"}]"), "messages[0].content[0].text"},
-        {SAID("[{\"type\":\"text\",\"text\":\"x\"},{\"type\":\"input_blob\"}]"), "messages[0].content[1].type"},
-        {SAID("[{\"type\":\"image_url\",\"image_url\":{\"url\":\"x\"}}]"), "messages[0].content[0].type"},
+        {SAID("[{\"type\":\"text\",\"text\":\"x\"},{\"type\":\"input_blob\"}]"),
+         "messages[0].content[1].type"},
+        {SAID("[{\"type\":\"image_url\",\"image_url\":{\"url\":\"x\"}}]"),
+         "messages[0].content[0].type"},
         {SAID("[{\"type\":\"input_audio\"}]"), "messages[0].content[0].type"},
         {SAID("[{\"type\":\"file\"}]"), "messages[0].content[0].type"},
-        {"{\"model\":\"fake\",\"messages\":[{\"role\":\"tool\",\"content\":\"x\"}]}", "messages[0].tool_call_id"},
-        {"{\"model\":\"fake\",\"messages\":[{\"role\":\"assistant\",\"reasoning_content\":1}]}", "messages[0].reasoning_content"},
-        {"{\"model\":\"fake\",\"messages\":[{\"role\":\"assistant\",\"tool_calls\":{}}]}", "messages[0].tool_calls"},
+        {"{\"model\":\"fake\",\"messages\":[{\"role\":\"tool\",\"content\":\"x\"}]}",
+         "messages[0].tool_call_id"},
+        {"{\"model\":\"fake\",\"messages\":[{\"role\":\"assistant\",\"reasoning_content\":1}]}",
+         "messages[0].reasoning_content"},
+        {"{\"model\":\"fake\",\"messages\":[{\"role\":\"assistant\",\"tool_calls\":{}}]}",
+         "messages[0].tool_calls"},
         {CALLED("3"), "messages[1].tool_calls[0]"},
         {CALLED("{\"id\":\"c\"}"), "messages[1].tool_calls[0].function"},
         {CALLED("{\"id\":\"c\",\"function\":{}}"), "messages[1].tool_calls[0].function.name"},
@@ -95,13 +107,19 @@ Test(chat_parse, errors_name_the_field)
         {BODY("\"tools\":[3]"), "tools[0]"},
         {BODY("\"tools\":[" TOOL ",{\"type\":\"function\"}]"), "tools[1].function"},
         {BODY("\"tools\":[{\"type\":\"function\",\"function\":{}}]"), "tools[0].function.name"},
-        {BODY("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"a b\"}}]"), "tools[0].function.name"},
-        {BODY("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":[]}}]"), "tools[0].function.parameters"},
-        {BODY("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":1}}]"), "tools[0].function.description"},
+        {BODY("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"a b\"}}]"),
+         "tools[0].function.name"},
+        {BODY(
+             "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":[]}}]"),
+         "tools[0].function.parameters"},
+        {BODY(
+             "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":1}}]"),
+         "tools[0].function.description"},
         {BODY("\"tools\":[{\"type\":\"custom\",\"custom\":{\"name\":\"f\"}}]"), "tools[0].type"},
         {WITH_TOOL("\"tool_choice\":3"), "tool_choice"},
         {WITH_TOOL("\"tool_choice\":\"maybe\""), "tool_choice"},
-        {WITH_TOOL("\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}}"), "tool_choice.function.name"},
+        {WITH_TOOL("\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}}"),
+         "tool_choice.function.name"},
         {WITH_TOOL("\"tool_choice\":{\"type\":\"function\"}"), "tool_choice.function.name"},
         {WITH_TOOL("\"parallel_tool_calls\":1"), "parallel_tool_calls"},
         {BODY("\"tool_choice\":\"required\""), "tool_choice"},
@@ -143,7 +161,8 @@ Test(chat_parse, errors_name_the_field)
         {BODY("\"stream_options\":{\"include_usage\":1}"), "stream_options.include_usage"},
         {BODY("\"response_format\":1"), "response_format"},
         {BODY("\"response_format\":{\"type\":\"json_object\"}"), "response_format.type"},
-        {BODY("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{}}"), "response_format.type"},
+        {BODY("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{}}"),
+         "response_format.type"},
         {BODY("\"reasoning_effort\":1"), "reasoning_effort"},
         {BODY("\"chat_template_kwargs\":1"), "chat_template_kwargs"},
         {BODY("\"thinking\":1"), "thinking"},
@@ -162,12 +181,14 @@ Test(chat_parse, errors_name_the_field)
 
 Test(chat_parse, an_unknown_model_is_404_and_its_name_is_escaped)
 {
-    refused("{\"model\":\"x\\n\\u001b[31m\\\"\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}", 404, "model",
-            "model_not_found");
+    refused(
+        "{\"model\":\"x\\n\\u001b[31m\\\"\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}",
+        404, "model", "model_not_found");
     char *aliases[] = {"gpt-4o"};
     fake_conf.model_aliases = (gw_conf_list){aliases, 1};
     run("{\"model\":\"gpt-4o\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}");
-    refused("{\"model\":\"gpt-5\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}", 404, "model", "model_not_found");
+    refused("{\"model\":\"gpt-5\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}", 404,
+            "model", "model_not_found");
     aliases[0] = "*";
     run("{\"model\":\"gpt-5\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}");
 }
@@ -177,7 +198,8 @@ Test(chat_parse, a_prompt_that_fills_the_window_is_refused_with_both_numbers)
     char *body = malloc(3 * FAKE_WINDOW), *text = malloc(FAKE_WINDOW + 1);
     memset(text, 'a', FAKE_WINDOW);
     for (int spare = 0; spare < 2; spare++) {
-        text[FAKE_WINDOW - 2 - spare] = '\0'; /* one token for the role, one for the answer's beginning */
+        text[FAKE_WINDOW - 2 - spare] =
+            '\0'; /* one token for the role, one for the answer's beginning */
         sprintf(body, SAID("\"%s\""), text);
         if (spare) {
             run(body);
@@ -200,35 +222,52 @@ Test(chat_parse, messages_reach_the_engine_as_they_are_meant)
     static const struct {
         const char *messages, *rendered;
     } rows[] = {
-        {"{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"developer\",\"content\":\"d\"},{\"role\":\"user\",\"content\":\"u\"}",
+        {"{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"developer\",\"content\":\"d\"},{"
+         "\"role\":\"user\",\"content\":\"u\"}",
          "system:s|system:d|user:u|"},
-        {"{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"AAA \"},{\"type\":\"text\",\"text\":\"BBB\"}]}", "user:AAA BBB|"},
+        {"{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"AAA "
+         "\"},{\"type\":\"text\",\"text\":\"BBB\"}]}",
+         "user:AAA BBB|"},
         {"{\"role\":\"user\",\"content\":[]}", "user:|"},
-        {"{\"role\":\"user\",\"content\":[\"a\",{\"type\":\"refusal\",\"refusal\":\"b\"}]}", "user:ab|"},
+        {"{\"role\":\"user\",\"content\":[\"a\",{\"type\":\"refusal\",\"refusal\":\"b\"}]}",
+         "user:ab|"},
         {"{\"role\":\"user\",\"content\":\"cut \\ud83d\"}", "user:cut \xef\xbf\xbd|"},
-        {"{\"role\":\"user\",\"content\":\"\\udc00\\ud83d\\ude00\"}", "user:\xef\xbf\xbd\xf0\x9f\x98\x80|"},
-        {"{\"role\":\"assistant\",\"content\":\"a\",\"reasoning_content\":\"r\"}", "assistant:(r)a|"},
+        {"{\"role\":\"user\",\"content\":\"\\udc00\\ud83d\\ude00\"}",
+         "user:\xef\xbf\xbd\xf0\x9f\x98\x80|"},
+        {"{\"role\":\"assistant\",\"content\":\"a\",\"reasoning_content\":\"r\"}",
+         "assistant:(r)a|"},
         {"{\"role\":\"assistant\",\"content\":\"a\",\"reasoning\":\"r\"}", "assistant:(r)a|"},
-        {"{\"role\":\"assistant\",\"content\":\"a\",\"reasoning_content\":\"\",\"reasoning\":\"r\"}", "assistant:(r)a|"},
-        {"{\"role\":\"assistant\",\"content\":\"a\",\"reasoning_details\":[{\"type\":\"reasoning.text\",\"text\":\"r\"},"
+        {"{\"role\":\"assistant\",\"content\":\"a\",\"reasoning_content\":\"\",\"reasoning\":"
+         "\"r\"}",
+         "assistant:(r)a|"},
+        {"{\"role\":\"assistant\",\"content\":\"a\",\"reasoning_details\":[{\"type\":\"reasoning."
+         "text\",\"text\":\"r\"},"
          "{\"type\":\"x\"},{\"text\":\"s\"}]}",
          "assistant:(rs)a|"},
-        {"{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"b\\\":1.0, "
+        {"{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c\",\"function\":{\"name\":\"f\","
+         "\"arguments\":\"{\\\"b\\\":1.0, "
          "\\\"a\\\":2}\"}}]}",
          "assistant:[f {\"b\":1.0, \"a\":2}]|"},
-        {"{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"c\",\"function\":{\"name\":\"f\",\"arguments\":\"\"}}]}",
+        {"{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"c\",\"function\":{"
+         "\"name\":\"f\",\"arguments\":\"\"}}]}",
          "assistant:[f {}]|"},
-        {"{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":\"c\",\"function\":{\"name\":\"f\",\"arguments\":\"null\"}}]}",
+        {"{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"id\":\"c\",\"function\":{"
+         "\"name\":\"f\",\"arguments\":\"null\"}}]}",
          "assistant:[f {}]|"},
-        {"{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c\",\"type\":\"custom\",\"custom\":{\"name\":\"f\",\"input\":\"a\\\"b\"}}]}",
+        {"{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"c\",\"type\":\"custom\",\"custom\":{"
+         "\"name\":\"f\",\"input\":\"a\\\"b\"}}]}",
          "assistant:[f {\"input\":\"a\\\"b\"}]|"},
         {"{\"role\":\"tool\",\"tool_call_id\":\"nobody\",\"content\":\"r\"}", "tool:r|"},
         {"{\"role\":\"tool\",\"tool_call_id\":\"x\",\"content\":null}", "tool:|"},
-        {"{\"role\":\"tool\",\"tool_call_id\":\"x\",\"content\":[{\"type\":\"text\",\"text\":\"p\"}]}", "tool:p|"},
+        {"{\"role\":\"tool\",\"tool_call_id\":\"x\",\"content\":[{\"type\":\"text\",\"text\":\"p\"}"
+         "]}",
+         "tool:p|"},
         {"{\"role\":\"function\",\"name\":\"f\",\"content\":\"r\"}", "tool:r|"},
         /* Results come in the order of the calls that they answer. */
-        {"{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\",\"function\":{\"name\":\"f\"}},{\"id\":\"b\",\"function\":{\"name\":"
-         "\"f\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"b\",\"content\":\"B\"},{\"role\":\"tool\",\"tool_call_id\":\"x\",\"content\":"
+        {"{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"a\",\"function\":{\"name\":\"f\"}},{"
+         "\"id\":\"b\",\"function\":{\"name\":"
+         "\"f\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"b\",\"content\":\"B\"},{\"role\":"
+         "\"tool\",\"tool_call_id\":\"x\",\"content\":"
          "\"X\"},{\"role\":\"tool\",\"tool_call_id\":\"a\",\"content\":\"A\"}",
          "assistant:[f {}][f {}]|tool:A|tool:B|tool:X|"},
     };
@@ -253,10 +292,15 @@ Test(chat_parse, a_nul_in_a_text_reaches_the_tokenizer)
 
 Test(chat_parse, tools_keep_their_text)
 {
-    run(BODY("\"max_tokens\":1,\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":"
-             "{\"z\":{\"maximum\":18446744073709551615},\"a\":{\"multipleOf\":0.1,\"default\":1e400,\"pattern\":\"\\u00e9\"}}}}}]"));
-    cr_assert_str_eq(engine.tools, "{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"z\":{\"maximum\":"
-                                   "18446744073709551615},\"a\":{\"multipleOf\":0.1,\"default\":1e400,\"pattern\":\"\\u00e9\"}}}};");
+    run(BODY("\"max_tokens\":1,\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\","
+             "\"parameters\":{\"type\":\"object\",\"properties\":"
+             "{\"z\":{\"maximum\":18446744073709551615},\"a\":{\"multipleOf\":0.1,\"default\":"
+             "1e400,\"pattern\":\"\\u00e9\"}}}}}]"));
+    cr_assert_str_eq(
+        engine.tools,
+        "{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"z\":{\"maximum\":"
+        "18446744073709551615},\"a\":{\"multipleOf\":0.1,\"default\":1e400,\"pattern\":\"\\u00e9\"}"
+        "}}};");
     run(BODY("\"tools\":[]"));
     cr_assert_eq(engine.tool_count, 0);
     run(BODY("\"tools\":null"));
@@ -275,11 +319,14 @@ Test(chat_parse, tool_choice_in_all_its_forms)
         {WITH_TOOL("\"tool_choice\":\"none\""), ENG_TOOL_NONE},
         {WITH_TOOL("\"tool_choice\":\"auto\""), ENG_TOOL_AUTO},
         {WITH_TOOL("\"tool_choice\":\"required\""), ENG_TOOL_REQUIRED},
-        {WITH_TOOL("\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}}"), ENG_TOOL_NAMED},
+        {WITH_TOOL("\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"f\"}}"),
+         ENG_TOOL_NAMED},
         {WITH_TOOL("\"tool_choice\":{\"type\":\"function\",\"name\":\"f\"}"), ENG_TOOL_NAMED},
-        {WITH_TOOL("\"tool_choice\":{\"type\":\"allowed_tools\",\"allowed_tools\":{\"mode\":\"auto\",\"tools\":[" TOOL "]}}"),
+        {WITH_TOOL("\"tool_choice\":{\"type\":\"allowed_tools\",\"allowed_tools\":{\"mode\":"
+                   "\"auto\",\"tools\":[" TOOL "]}}"),
          ENG_TOOL_AUTO},
-        {WITH_TOOL("\"tool_choice\":{\"type\":\"allowed_tools\",\"allowed_tools\":{\"mode\":\"required\",\"tools\":[" TOOL "]}}"),
+        {WITH_TOOL("\"tool_choice\":{\"type\":\"allowed_tools\",\"allowed_tools\":{\"mode\":"
+                   "\"required\",\"tools\":[" TOOL "]}}"),
          ENG_TOOL_NAMED},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
@@ -292,9 +339,12 @@ Test(chat_parse, tool_choice_in_all_its_forms)
 
 Test(chat_parse, sampling_reaches_the_engine)
 {
-    run(BODY("\"temperature\":0.5,\"top_p\":0.25,\"presence_penalty\":1,\"frequency_penalty\":-1,\"seed\":-5,\"max_tokens\":7,"
-             "\"max_completion_tokens\":9,\"logit_bias\":{\"5\":-100},\"extra_body\":{\"top_k\":3,\"min_p\":0.5,"
-             "\"repetition_penalty\":1.5,\"ignore_eos\":true,\"min_tokens\":4,\"stop_token_ids\":[9]},\"logprobs\":true,"
+    run(BODY("\"temperature\":0.5,\"top_p\":0.25,\"presence_penalty\":1,\"frequency_penalty\":-1,"
+             "\"seed\":-5,\"max_tokens\":7,"
+             "\"max_completion_tokens\":9,\"logit_bias\":{\"5\":-100},\"extra_body\":{\"top_k\":3,"
+             "\"min_p\":0.5,"
+             "\"repetition_penalty\":1.5,\"ignore_eos\":true,\"min_tokens\":4,\"stop_token_ids\":["
+             "9]},\"logprobs\":true,"
              "\"top_logprobs\":20"));
     const eng_sampling *s = &engine.request.sampling;
     cr_assert_float_eq(s->temperature, 0.5, 1e-6);
@@ -313,7 +363,8 @@ Test(chat_parse, sampling_reaches_the_engine)
     cr_assert_eq(engine.request.stop_count, 1);
     run(BODY("\"stop\":[]"));
     cr_assert_eq(engine.request.stop_count, 0);
-    run(BODY("\"stop\":null,\"temperature\":null,\"tools\":null,\"seed\":null,\"logit_bias\":{},\"response_format\":{\"type\":\"text\"}"));
+    run(BODY("\"stop\":null,\"temperature\":null,\"tools\":null,\"seed\":null,\"logit_bias\":{},"
+             "\"response_format\":{\"type\":\"text\"}"));
     cr_assert_float_eq(engine.request.sampling.temperature, 1, 1e-6);
     run(BODY("\"top_p\":0"));
     cr_assert_eq(engine.request.sampling.top_k, 1, "no mass is the most probable token");
@@ -343,7 +394,8 @@ Test(chat_parse, thinking_from_the_most_explicit_wish)
         {BODY("\"thinking\":{\"type\":\"adaptive\"}"), ENG_THINK_ADAPTIVE, ""},
         {BODY("\"chat_template_kwargs\":{\"thinking_mode\":\"enabled\"}"), ENG_THINK_ENABLED, ""},
         {BODY("\"chat_template_kwargs\":{\"enable_thinking\":false}"), ENG_THINK_DISABLED, ""},
-        {BODY("\"chat_template_kwargs\":{\"thinking_mode\":\"adaptive\",\"enable_thinking\":false},\"thinking\":{\"type\":\"enabled\"},"
+        {BODY("\"chat_template_kwargs\":{\"thinking_mode\":\"adaptive\",\"enable_thinking\":false},"
+              "\"thinking\":{\"type\":\"enabled\"},"
               "\"reasoning_effort\":\"none\""),
          ENG_THINK_ADAPTIVE, ""},
     };
@@ -356,9 +408,12 @@ Test(chat_parse, thinking_from_the_most_explicit_wish)
 
 Test(chat_parse, hints_and_strangers_are_ignored)
 {
-    run(BODY("\"service_tier\":\"weird\",\"verbosity\":\"weird\",\"user\":\"u\",\"unknown\":{\"a\":[1]},\"prediction\":{\"type\":"
-             "\"content\",\"content\":\"x\"},\"prompt_cache_options\":{\"mode\":\"implicit\"},\"web_search_options\":{},\"functions\":[],"
-             "\"audio\":null,\"modalities\":[\"text\"],\"stream_options\":{\"include_usage\":true,\"include_obfuscation\":true},"
+    run(BODY("\"service_tier\":\"weird\",\"verbosity\":\"weird\",\"user\":\"u\",\"unknown\":{\"a\":"
+             "[1]},\"prediction\":{\"type\":"
+             "\"content\",\"content\":\"x\"},\"prompt_cache_options\":{\"mode\":\"implicit\"},"
+             "\"web_search_options\":{},\"functions\":[],"
+             "\"audio\":null,\"modalities\":[\"text\"],\"stream_options\":{\"include_usage\":true,"
+             "\"include_obfuscation\":true},"
              "\"metadata\":{\"a\":\"b\"},\"priority\":3,\"store\":true"));
 }
 
@@ -379,7 +434,8 @@ Test(chat_parse, a_label_names_the_same_session_each_time)
 {
     gw_id first;
     for (int i = 0; i < 3; i++) {
-        gw_exchange *e = send_text(i < 2 ? BODY("\"session_id\":\"mine\"") : BODY("\"prompt_cache_key\":\"other\""));
+        gw_exchange *e = send_text(i < 2 ? BODY("\"session_id\":\"mine\"")
+                                         : BODY("\"prompt_cache_key\":\"other\""));
         cr_assert(admit(e));
         engine_done(ENG_FINISH_STOP, 1, -1, 0);
         pump_until_over(e);
@@ -485,12 +541,17 @@ Test(body, numbers_that_jansson_refuses_are_kept_near)
         int length = snprintf(text, sizeof(text), "{\"a\":%s}", rows[i].text);
         cr_assert_eq(gw_body_parse(&json, text, (size_t)length, NULL), BASE_OK, "%s", rows[i].text);
         double value = json_number_value(json_array_get(json_object_get(json, "a"), 0));
-        cr_expect(value == rows[i].value || (value / rows[i].value > 0.999999 && value / rows[i].value < 1.000001), "%s: %g",
-                  rows[i].text, value);
+        cr_expect(value == rows[i].value ||
+                      (value / rows[i].value > 0.999999 && value / rows[i].value < 1.000001),
+                  "%s: %g", rows[i].text, value);
         json_decref(json);
     }
-    static const char *const wrong[] = {"{\"a\":01234567890123456789012}", "{\"a\":1-2-3-4-5-6-7-8-9-1-2-3-4}",
-                                        "{\"a\":1e999+1}", "{\"a\":--1e999}", "{\"a\":1.e9999}", "{\"a\":.5e9999}"};
+    static const char *const wrong[] = {"{\"a\":01234567890123456789012}",
+                                        "{\"a\":1-2-3-4-5-6-7-8-9-1-2-3-4}",
+                                        "{\"a\":1e999+1}",
+                                        "{\"a\":--1e999}",
+                                        "{\"a\":1.e9999}",
+                                        "{\"a\":.5e9999}"};
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         char text[128];
         json_t *json;
@@ -501,7 +562,8 @@ Test(body, numbers_that_jansson_refuses_are_kept_near)
 
 Test(body, members_are_found_raw_and_the_last_one_wins)
 {
-    static const char text[] = "{\"x\":{\"tools\":[1]},\"tools\":[2],\"to\\u006fls\": [ 3.10 ] ,\"y\":\"tools\"}";
+    static const char text[] =
+        "{\"x\":{\"tools\":[1]},\"tools\":[2],\"to\\u006fls\": [ 3.10 ] ,\"y\":\"tools\"}";
     eng_text raw;
     cr_assert(gw_body_member(&raw, text, strlen(text), "tools"));
     cr_assert_eq(raw.length, 8);

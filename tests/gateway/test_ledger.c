@@ -1,4 +1,5 @@
-/* The ledger alone: schema, commits, what is found again and what is not, and what a kill leaves behind. */
+/* The ledger alone: schema, commits, what is found again and what is not, and what a kill leaves
+ * behind. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -81,7 +82,8 @@ static int64_t count_rows(const char *sql)
 
 /* ---- a conversation in few words ---- */
 
-/* What a test makes lives as long as its process; it stays reachable, so that a leak of the ledger stands out. */
+/* What a test makes lives as long as its process; it stays reachable, so that a leak of the ledger
+ * stands out. */
 void *volatile test_ledger_kept[65536];
 static void *keep(void *made)
 {
@@ -107,7 +109,8 @@ static eng_item assistant(const char *t, const char *reasoning)
 }
 
 /* One call; lives as long as the test. */
-static eng_item caller(const char *t, const char *reasoning, const char *id, const char *name, const char *arguments)
+static eng_item caller(const char *t, const char *reasoning, const char *id, const char *name,
+                       const char *arguments)
 {
     eng_call *call = keep(calloc(1, sizeof(*call)));
     *call = (eng_call){text(id), text(name), text(arguments)};
@@ -156,7 +159,8 @@ static gw_match match_under(gw_ledger *ledger, const gw_root *r, eng_item *items
     base_arena *arena = keep(base_arena_create(4096, 16 << 20)); /* left to the process's end */
     for (uint32_t i = 0; i < count; i++)
         items[i].tokens = NULL;
-    cr_assert_eq(gw_ledger_match(ledger, &match, r, items, count, arena, &err), BASE_OK, "%s", err.text);
+    cr_assert_eq(gw_ledger_match(ledger, &match, r, items, count, arena, &err), BASE_OK, "%s",
+                 err.text);
     return match;
 }
 
@@ -166,10 +170,10 @@ static gw_match match_of(gw_ledger *ledger, eng_item *items, uint32_t count)
     return match_under(ledger, &r, items, count);
 }
 
-/* One turn: what was asked, what was answered with which tokens; waits for the commit. The prompt's tokens are made up: 1000
- * and up for each item, the run's own for a spliced one. */
-static told *turn_with(gw_ledger *ledger, const gw_root *r, eng_item *items, uint32_t count, eng_item answer,
-                       const int32_t *run, uint32_t run_count)
+/* One turn: what was asked, what was answered with which tokens; waits for the commit. The prompt's
+ * tokens are made up: 1000 and up for each item, the run's own for a spliced one. */
+static told *turn_with(gw_ledger *ledger, const gw_root *r, eng_item *items, uint32_t count,
+                       eng_item answer, const int32_t *run, uint32_t run_count)
 {
     told *t = keep(calloc(1, sizeof(*t)));
     sem_init(&t->done, 0, 0);
@@ -191,39 +195,40 @@ static told *turn_with(gw_ledger *ledger, const gw_root *r, eng_item *items, uin
     static const uint32_t steps[] = {1, 2};
     gw_root *kept = keep(malloc(sizeof(*kept)));
     *kept = *r;
-    t->commit = (gw_commit){.done = on_done,
-                            .retention = retention,
-                            .turn = t->id.text,
-                            .session = "sess_0123456789abcdef01234567",
-                            .label = "label",
-                            .request = "req_1",
-                            .response = "chatcmpl-1",
-                            .dialect = "chat",
-                            .model = "nano",
-                            .root = kept,
-                            .match = &t->match,
-                            .items = own,
-                            .item_count = count,
-                            .answer = answer,
-                            .splice = true,
-                            .prompt = prompt,
-                            .run = run,
-                            .prompt_count = prompt_count,
-                            .run_count = run_count,
-                            .steps = steps,
-                            .step_count = 2,
-                            .finish = ENG_FINISH_STOP,
-                            .usage = {.prompt_tokens = prompt_count, .output_tokens = run_count, .cached_tokens = 7},
-                            .seed = 0xfedcba9876543210u,
-                            .created_ms = base_wall_ms(),
-                            .ended_ms = base_wall_ms()};
+    t->commit = (gw_commit){
+        .done = on_done,
+        .retention = retention,
+        .turn = t->id.text,
+        .session = "sess_0123456789abcdef01234567",
+        .label = "label",
+        .request = "req_1",
+        .response = "chatcmpl-1",
+        .dialect = "chat",
+        .model = "nano",
+        .root = kept,
+        .match = &t->match,
+        .items = own,
+        .item_count = count,
+        .answer = answer,
+        .splice = true,
+        .prompt = prompt,
+        .run = run,
+        .prompt_count = prompt_count,
+        .run_count = run_count,
+        .steps = steps,
+        .step_count = 2,
+        .finish = ENG_FINISH_STOP,
+        .usage = {.prompt_tokens = prompt_count, .output_tokens = run_count, .cached_tokens = 7},
+        .seed = 0xfedcba9876543210u,
+        .created_ms = base_wall_ms(),
+        .ended_ms = base_wall_ms()};
     cr_assert(gw_ledger_commit(ledger, &t->commit));
     sem_wait(&t->done);
     return t;
 }
 
-static told *turn(gw_ledger *ledger, eng_item *items, uint32_t count, eng_item answer, const int32_t *run,
-                  uint32_t run_count)
+static told *turn(gw_ledger *ledger, eng_item *items, uint32_t count, eng_item answer,
+                  const int32_t *run, uint32_t run_count)
 {
     gw_root r = root();
     told *t = turn_with(ledger, &r, items, count, answer, run, run_count);
@@ -231,11 +236,13 @@ static told *turn(gw_ledger *ledger, eng_item *items, uint32_t count, eng_item a
     return t;
 }
 
-#define RUN(...) ((const int32_t[]){__VA_ARGS__}), (sizeof((const int32_t[]){__VA_ARGS__}) / sizeof(int32_t))
+#define RUN(...)                                                                                   \
+    ((const int32_t[]){__VA_ARGS__}), (sizeof((const int32_t[]){__VA_ARGS__}) / sizeof(int32_t))
 
 static bool has_tokens(const eng_item *item, const int32_t *run, size_t count)
 {
-    return item->tokens && item->token_count == count && memcmp(item->tokens, run, count * sizeof(*run)) == 0;
+    return item->tokens && item->token_count == count &&
+           memcmp(item->tokens, run, count * sizeof(*run)) == 0;
 }
 
 /* ---- opening ---- */
@@ -329,7 +336,8 @@ Test(ledger, a_turn_is_there_after_reopening_with_its_tokens)
     gw_ledger *ledger = open_ledger();
     make_tenants(ledger);
     eng_item first[] = {user("question")};
-    told *one = turn(ledger, first, 1, assistant("answer", "thoughts"), RUN(5, 300, 70000, 2000000000));
+    told *one =
+        turn(ledger, first, 1, assistant("answer", "thoughts"), RUN(5, 300, 70000, 2000000000));
     eng_item second[] = {user("question"), assistant("answer", NULL), user("more")};
     told *two = turn(ledger, second, 3, assistant("again", NULL), RUN(8, 9));
     gw_ledger_close(ledger);
@@ -338,7 +346,8 @@ Test(ledger, a_turn_is_there_after_reopening_with_its_tokens)
     base_arena *arena = keep(base_arena_create(4096, 1 << 20));
     gw_turn_row row;
     base_err err = BASE_ERR_INIT;
-    cr_assert_eq(gw_ledger_turn(ledger, &row, 1, one->id.text, arena, &err), BASE_OK, "%s", err.text);
+    cr_assert_eq(gw_ledger_turn(ledger, &row, 1, one->id.text, arena, &err), BASE_OK, "%s",
+                 err.text);
     cr_assert_eq(row.run_count, 4);
     cr_assert_eq(row.run[3], 2000000000);
     cr_assert_eq(row.prompt_count, 1);
@@ -349,11 +358,13 @@ Test(ledger, a_turn_is_there_after_reopening_with_its_tokens)
     cr_assert_eq(row.status, GW_TURN_COMPLETED);
     cr_assert_not_null(strstr(row.answer, "\"reasoning_content\":\"thoughts\""));
 
-    cr_assert_eq(gw_ledger_turn(ledger, &row, 1, two->id.text, arena, &err), BASE_OK, "%s", err.text);
+    cr_assert_eq(gw_ledger_turn(ledger, &row, 1, two->id.text, arena, &err), BASE_OK, "%s",
+                 err.text);
     cr_assert_str_eq(row.parent.text, one->id.text);
     cr_assert_eq(row.prompt_count, two->commit.prompt_count, "the prompt is whole again");
     cr_assert_eq(memcmp(row.prompt, two->commit.prompt, row.prompt_count * sizeof(int32_t)), 0);
-    cr_assert_eq(count_rows("SELECT prompt_base FROM turns ORDER BY id DESC LIMIT 1"), 5, "only the new part is stored");
+    cr_assert_eq(count_rows("SELECT prompt_base FROM turns ORDER BY id DESC LIMIT 1"), 5,
+                 "only the new part is stored");
     cr_assert(gw_ledger_check(ledger, &err), "%s", err.text);
     gw_ledger_close(ledger);
 }
@@ -368,7 +379,8 @@ Test(ledger, other_tenants_turns_are_as_unknown_as_none)
     gw_turn_row row;
     base_err other = BASE_ERR_INIT, none = BASE_ERR_INIT;
     cr_assert_eq(gw_ledger_turn(ledger, &row, 2, t->id.text, arena, &other), BASE_NOT_FOUND);
-    cr_assert_eq(gw_ledger_turn(ledger, &row, 2, "turn_000000000000000000000000", arena, &none), BASE_NOT_FOUND);
+    cr_assert_eq(gw_ledger_turn(ledger, &row, 2, "turn_000000000000000000000000", arena, &none),
+                 BASE_NOT_FOUND);
     cr_assert_str_eq(other.text, none.text);
     gw_ledger_close(ledger);
 }
@@ -420,7 +432,9 @@ Test(ledger, what_is_not_to_be_stored_leaves_counts_only)
     gw_ledger_close(ledger);
     cr_assert_eq(count_rows("SELECT count(*) FROM turns"), 1);
     cr_assert_eq(count_rows("SELECT sum(output_tokens) FROM turns"), 2);
-    cr_assert_eq(count_rows("SELECT (SELECT count(*) FROM nodes)+(SELECT count(*) FROM items)+(SELECT count(*) FROM runs)"), 0);
+    cr_assert_eq(count_rows("SELECT (SELECT count(*) FROM nodes)+(SELECT count(*) FROM "
+                            "items)+(SELECT count(*) FROM runs)"),
+                 0);
     char command[256];
     snprintf(command, sizeof(command), "grep -rq CANARY %s", directory);
     cr_assert_neq(system(command), 0);
@@ -431,8 +445,10 @@ Test(ledger, expired_turns_leave_with_all_that_only_they_held)
     gw_ledger *ledger = open_ledger();
     make_tenants(ledger);
     eng_item first[] = {user("CANARY-ONE")};
-    turn(ledger, first, 1, caller("", "CANARY-TWO", "call_00000000000000000000000000000001", "f", "{}"), RUN(1, 2));
-    eng_item second[] = {user("CANARY-ONE"), caller("", NULL, NULL, "f", "{}"), user("CANARY-THREE")};
+    turn(ledger, first, 1,
+         caller("", "CANARY-TWO", "call_00000000000000000000000000000001", "f", "{}"), RUN(1, 2));
+    eng_item second[] = {user("CANARY-ONE"), caller("", NULL, NULL, "f", "{}"),
+                         user("CANARY-THREE")};
     turn(ledger, second, 3, assistant("CANARY-FOUR", NULL), RUN(3));
     retention = GW_RETAIN_KEPT;
     eng_item kept[] = {user("kept")};
@@ -464,7 +480,8 @@ typedef struct line {
     bool same;
 } line;
 
-/* Generated: `made` after user "q" with tokens 1, 2, 3. Found in memory and, after a restart, on disk. */
+/* Generated: `made` after user "q" with tokens 1, 2, 3. Found in memory and, after a restart, on
+ * disk. */
 static void check_lines(eng_item made, const line *lines, size_t count)
 {
     gw_ledger *ledger = open_ledger();
@@ -475,7 +492,8 @@ static void check_lines(eng_item made, const line *lines, size_t count)
         for (size_t i = 0; i < count; i++) {
             eng_item items[] = {user("q"), lines[i].brought, user("next")};
             gw_match match = match_of(ledger, items, 3);
-            cr_expect_eq(has_tokens(&items[1], RUN(1, 2, 3)), lines[i].same, "%s (pass %d)", lines[i].what, pass);
+            cr_expect_eq(has_tokens(&items[1], RUN(1, 2, 3)), lines[i].same, "%s (pass %d)",
+                         lines[i].what, pass);
             cr_expect_eq(match.last, lines[i].same ? 1 : -1, "%s", lines[i].what);
         }
         gw_ledger_close(ledger);
@@ -505,24 +523,61 @@ Test(ledger, texts_that_are_the_same_item)
 Test(ledger, calls_that_are_the_same_item)
 {
     const line lines[] = {
-        {"as it was", caller(NULL, NULL, "call_1", "f", "{\"a\":1.50,\"b\":[1,2],\"c\":{\"x\":\"\\u00e9\",\"y\":null}}"), true},
-        {"content empty", caller("", NULL, "call_1", "f", "{\"a\":1.50,\"b\":[1,2],\"c\":{\"x\":\"\\u00e9\",\"y\":null}}"), true},
-        {"id regenerated", caller(NULL, NULL, "other", "f", "{\"a\":1.50,\"b\":[1,2],\"c\":{\"x\":\"\\u00e9\",\"y\":null}}"), true},
-        {"id absent", caller(NULL, NULL, NULL, "f", "{\"a\":1.50,\"b\":[1,2],\"c\":{\"x\":\"\\u00e9\",\"y\":null}}"), true},
+        {"as it was",
+         caller(NULL, NULL, "call_1", "f",
+                "{\"a\":1.50,\"b\":[1,2],\"c\":{\"x\":\"\\u00e9\",\"y\":null}}"),
+         true},
+        {"content empty",
+         caller("", NULL, "call_1", "f",
+                "{\"a\":1.50,\"b\":[1,2],\"c\":{\"x\":\"\\u00e9\",\"y\":null}}"),
+         true},
+        {"id regenerated",
+         caller(NULL, NULL, "other", "f",
+                "{\"a\":1.50,\"b\":[1,2],\"c\":{\"x\":\"\\u00e9\",\"y\":null}}"),
+         true},
+        {"id absent",
+         caller(NULL, NULL, NULL, "f",
+                "{\"a\":1.50,\"b\":[1,2],\"c\":{\"x\":\"\\u00e9\",\"y\":null}}"),
+         true},
         {"members reordered, spaced, unescaped",
-         caller(NULL, NULL, "x", "f", " { \"c\" : {\"y\":null, \"x\":\"\xc3\xa9\"}, \"b\":[ 1, 2 ], \"a\":1.5 }\n"), true},
-        {"number spelled otherwise", caller(NULL, NULL, "x", "f", "{\"a\":15e-1,\"b\":[1.0,2],\"c\":{\"x\":\"\\u00E9\",\"y\":null}}"), true},
-        {"number differs", caller(NULL, NULL, "x", "f", "{\"a\":1.51,\"b\":[1,2],\"c\":{\"x\":\"\\u00e9\",\"y\":null}}"), false},
-        {"array reordered", caller(NULL, NULL, "x", "f", "{\"a\":1.50,\"b\":[2,1],\"c\":{\"x\":\"\\u00e9\",\"y\":null}}"), false},
-        {"null member dropped", caller(NULL, NULL, "x", "f", "{\"a\":1.50,\"b\":[1,2],\"c\":{\"x\":\"\\u00e9\"}}"), false},
-        {"string for number", caller(NULL, NULL, "x", "f", "{\"a\":\"1.50\",\"b\":[1,2],\"c\":{\"x\":\"\\u00e9\",\"y\":null}}"), false},
-        {"borders moved", caller(NULL, NULL, "x", "f", "{\"a\":1.50,\"b\":[12],\"c\":{\"x\":\"\\u00e9\",\"y\":null}}"), false},
-        {"name differs", caller(NULL, NULL, "x", "g", "{\"a\":1.50,\"b\":[1,2],\"c\":{\"x\":\"\\u00e9\",\"y\":null}}"), false},
+         caller(NULL, NULL, "x", "f",
+                " { \"c\" : {\"y\":null, \"x\":\"\xc3\xa9\"}, \"b\":[ 1, 2 ], \"a\":1.5 }\n"),
+         true},
+        {"number spelled otherwise",
+         caller(NULL, NULL, "x", "f",
+                "{\"a\":15e-1,\"b\":[1.0,2],\"c\":{\"x\":\"\\u00E9\",\"y\":null}}"),
+         true},
+        {"number differs",
+         caller(NULL, NULL, "x", "f",
+                "{\"a\":1.51,\"b\":[1,2],\"c\":{\"x\":\"\\u00e9\",\"y\":null}}"),
+         false},
+        {"array reordered",
+         caller(NULL, NULL, "x", "f",
+                "{\"a\":1.50,\"b\":[2,1],\"c\":{\"x\":\"\\u00e9\",\"y\":null}}"),
+         false},
+        {"null member dropped",
+         caller(NULL, NULL, "x", "f", "{\"a\":1.50,\"b\":[1,2],\"c\":{\"x\":\"\\u00e9\"}}"), false},
+        {"string for number",
+         caller(NULL, NULL, "x", "f",
+                "{\"a\":\"1.50\",\"b\":[1,2],\"c\":{\"x\":\"\\u00e9\",\"y\":null}}"),
+         false},
+        {"borders moved",
+         caller(NULL, NULL, "x", "f",
+                "{\"a\":1.50,\"b\":[12],\"c\":{\"x\":\"\\u00e9\",\"y\":null}}"),
+         false},
+        {"name differs",
+         caller(NULL, NULL, "x", "g",
+                "{\"a\":1.50,\"b\":[1,2],\"c\":{\"x\":\"\\u00e9\",\"y\":null}}"),
+         false},
         {"not JSON", caller(NULL, NULL, "x", "f", "{\"a\":1.50"), false},
-        {"text added", caller("hm", NULL, "x", "f", "{\"a\":1.50,\"b\":[1,2],\"c\":{\"x\":\"\\u00e9\",\"y\":null}}"), false},
+        {"text added",
+         caller("hm", NULL, "x", "f",
+                "{\"a\":1.50,\"b\":[1,2],\"c\":{\"x\":\"\\u00e9\",\"y\":null}}"),
+         false},
     };
-    check_lines(caller("", NULL, "call_1", "f", "{\"a\":1.50,\"b\":[1,2],\"c\":{\"x\":\"\xc3\xa9\",\"y\":null}}"), lines,
-                sizeof(lines) / sizeof(lines[0]));
+    check_lines(caller("", NULL, "call_1", "f",
+                       "{\"a\":1.50,\"b\":[1,2],\"c\":{\"x\":\"\xc3\xa9\",\"y\":null}}"),
+                lines, sizeof(lines) / sizeof(lines[0]));
 }
 
 Test(ledger, empty_and_broken_arguments)
@@ -557,7 +612,8 @@ Test(ledger, deep_and_large_arguments_are_compared_too)
         length += (size_t)sprintf(nested + length, "]");
     size_t at = (size_t)sprintf(wide, "{");
     for (int i = 0; i < 20000; i++)
-        at += (size_t)sprintf(wide + at, "%s\"key%d\":\"a value of some length that is hashed %d\"", i ? "," : "", i, i);
+        at += (size_t)sprintf(wide + at, "%s\"key%d\":\"a value of some length that is hashed %d\"",
+                              i ? "," : "", i, i);
     sprintf(wide + at, "}");
     gw_hash hash = gw_hash_open();
     gw_digest a, b, c;
@@ -625,7 +681,8 @@ Test(ledger, several_runs_without_a_link_restore_none)
         cr_assert_str_eq(match.reason, "ambiguous");
         eng_item sent[] = {user("q"), assistant("a", "two")};
         match_of(ledger, sent, 2);
-        cr_assert(has_tokens(&sent[1], RUN(3, 4)), "reasoning that was sent and is equal names one");
+        cr_assert(has_tokens(&sent[1], RUN(3, 4)),
+                  "reasoning that was sent and is equal names one");
         gw_ledger_close(ledger);
         ledger = open_ledger();
     }
@@ -651,7 +708,8 @@ Test(ledger, a_minted_call_id_names_its_run)
 {
     gw_ledger *ledger = open_ledger();
     make_tenants(ledger);
-    const char *one = "call_0123456789abcdef0123456789abcdef", *two = "call_fedcba9876543210fedcba9876543210";
+    const char *one = "call_0123456789abcdef0123456789abcdef",
+               *two = "call_fedcba9876543210fedcba9876543210";
     eng_item q[] = {user("q")};
     turn(ledger, q, 1, caller("", "one", one, "f", "{\"x\":1}"), RUN(1, 2));
     turn(ledger, q, 1, caller("", "two", two, "f", "{\"x\":1}"), RUN(3, 4));
@@ -659,7 +717,8 @@ Test(ledger, a_minted_call_id_names_its_run)
         eng_item a[] = {user("q"), caller(NULL, NULL, one, "f", "{\"x\":1}")};
         eng_item b[] = {user("q"), caller(NULL, NULL, two, "f", "{ \"x\": 1 }")};
         eng_item edited[] = {user("q"), caller(NULL, NULL, two, "f", "{\"x\":2}")};
-        eng_item unknown[] = {user("q"), caller(NULL, NULL, "call_00000000000000000000000000000000", "f", "{\"x\":1}")};
+        eng_item unknown[] = {user("q"), caller(NULL, NULL, "call_00000000000000000000000000000000",
+                                                "f", "{\"x\":1}")};
         match_of(ledger, a, 2);
         match_of(ledger, b, 2);
         match_of(ledger, edited, 2);
@@ -705,14 +764,17 @@ Test(ledger, planted_reasoning_stays_with_who_planted_it)
     /* The planter brings an assistant item of its own making and gets an answer under it. */
     eng_item planted[] = {user("q"), assistant("a", "PLANTED"), user("next")};
     turn(ledger, planted, 3, assistant("b", "made under it"), RUN(7, 8));
-    /* Another brings the same visible items without reasoning: neither gets the plant nor what was made under it. */
-    eng_item plain[] = {user("q"), assistant("a", NULL), user("next"), assistant("b", NULL), user("r")};
+    /* Another brings the same visible items without reasoning: neither gets the plant nor what was
+     * made under it. */
+    eng_item plain[] = {user("q"), assistant("a", NULL), user("next"), assistant("b", NULL),
+                        user("r")};
     gw_match match = match_of(ledger, plain, 5);
     cr_assert_null(plain[1].tokens);
     cr_assert_null(plain[3].tokens);
     cr_assert_eq(match.restored, 0);
     /* The planter itself goes on. */
-    eng_item again[] = {user("q"), assistant("a", "PLANTED"), user("next"), assistant("b", NULL), user("r")};
+    eng_item again[] = {user("q"), assistant("a", "PLANTED"), user("next"), assistant("b", NULL),
+                        user("r")};
     match_of(ledger, again, 5);
     cr_assert(has_tokens(&again[3], RUN(7, 8)));
     gw_ledger_close(ledger);
@@ -742,7 +804,8 @@ Test(ledger, dropping_and_keeping_reasoning_continue_one_chain)
     make_tenants(ledger);
     eng_item q[] = {user("q")};
     turn(ledger, q, 1, assistant("a", "why"), RUN(1, 2));
-    eng_item keeps[] = {user("q"), assistant("a", "why"), user("n")}, drops[] = {user("q"), assistant(" a ", NULL), user("n")};
+    eng_item keeps[] = {user("q"), assistant("a", "why"), user("n")},
+             drops[] = {user("q"), assistant(" a ", NULL), user("n")};
     gw_match one = match_of(ledger, keeps, 3), two = match_of(ledger, drops, 3);
     cr_assert(gw_digest_equal(&one.chain[3], &two.chain[3]));
     gw_ledger_close(ledger);
@@ -921,7 +984,8 @@ Test(ledger, a_kill_at_any_moment_loses_nothing_that_was_told, .timeout = 120)
         gw_id told_id[4096];
         size_t count = 0;
         /* Let some through, then kill in the middle of whatever it does. */
-        while (count < (size_t)(20 + 13 * round) && read(fds[0], &told_id[count], sizeof(gw_id)) == sizeof(gw_id))
+        while (count < (size_t)(20 + 13 * round) &&
+               read(fds[0], &told_id[count], sizeof(gw_id)) == sizeof(gw_id))
             count++;
         usleep((useconds_t)(137 * round));
         kill(pid, SIGKILL);
@@ -935,7 +999,8 @@ Test(ledger, a_kill_at_any_moment_loses_nothing_that_was_told, .timeout = 120)
         cr_assert(gw_ledger_check(ledger, &err), "%s", err.text);
         for (size_t i = 0; i < count; i++) {
             gw_turn_row row;
-            cr_assert_eq(gw_ledger_turn(ledger, &row, 1, told_id[i].text, arena, &err), BASE_OK, "%s", err.text);
+            cr_assert_eq(gw_ledger_turn(ledger, &row, 1, told_id[i].text, arena, &err), BASE_OK,
+                         "%s", err.text);
             cr_assert_eq(row.run_count, 3);
         }
         gw_ledger_close(ledger);

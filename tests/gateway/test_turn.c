@@ -6,8 +6,9 @@
 TestSuite(turn, .init = fake_start, .fini = fake_stop, .timeout = 20);
 
 #define HELLO "{\"model\":\"fake\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
-#define TOOLS                                                                                                          \
-    ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\"}}}]"
+#define TOOLS                                                                                      \
+    ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":"    \
+    "\"object\"}}}]"
 
 static int64_t count_rows(const char *sql)
 {
@@ -24,7 +25,8 @@ static int64_t count_rows(const char *sql)
     return value;
 }
 
-/* The records of a stream, "data: " taken off; comments count as records. Borrowed from `copy`, which the caller frees. */
+/* The records of a stream, "data: " taken off; comments count as records. Borrowed from `copy`,
+ * which the caller frees. */
 static size_t records(gw_exchange *exchange, char **copy, char *out[], size_t max)
 {
     size_t count = 0;
@@ -71,15 +73,19 @@ Test(turn, a_whole_answer_has_the_wire_shape)
     cr_assert(json_is_null(at(json, "choices.0.logprobs")));
     cr_assert_str_eq(text_at(json, "choices.0.finish_reason"), "stop");
     cr_assert_eq(json_integer_value(at(json, "usage.completion_tokens")), 9);
-    cr_assert_eq(json_integer_value(at(json, "usage.total_tokens")), 9 + engine.request.token_count);
+    cr_assert_eq(json_integer_value(at(json, "usage.total_tokens")),
+                 9 + engine.request.token_count);
     cr_assert_eq(json_integer_value(at(json, "usage.prompt_tokens_details.cached_tokens")), 3);
-    cr_assert_eq(json_integer_value(at(json, "usage.completion_tokens_details.reasoning_tokens")), 1);
+    cr_assert_eq(json_integer_value(at(json, "usage.completion_tokens_details.reasoning_tokens")),
+                 1);
     cr_assert(json_is_true(at(json, "usage.whimbrel.stored")));
     cr_assert_eq(json_integer_value(at(json, "usage.whimbrel.accepted")), 4);
     cr_assert_str_eq(text_at(json, "usage.whimbrel.backend"), "cpu-fake");
     base_arena *arena = base_arena_create(4096, 1 << 20);
     gw_turn_row row;
-    cr_assert_eq(gw_ledger_turn(app.ledger, &row, 1, text_at(json, "usage.whimbrel.turn"), arena, NULL), BASE_OK);
+    cr_assert_eq(
+        gw_ledger_turn(app.ledger, &row, 1, text_at(json, "usage.whimbrel.turn"), arena, NULL),
+        BASE_OK);
     cr_assert_eq(row.run_count, 11, "3 + 3 + 4 bytes and the end");
     cr_assert_eq(row.seed, 7);
     cr_assert_eq(row.step_count, 4);
@@ -120,8 +126,10 @@ Test(turn, calls_have_minted_ids_and_the_reason_tool_calls)
     cr_assert_str_eq(text_at(json, "choices.0.finish_reason"), "tool_calls");
     cr_assert(json_is_null(at(json, "choices.0.message.content")));
     cr_assert_eq(json_array_size(at(json, "choices.0.message.tool_calls")), 2);
-    cr_assert_str_eq(text_at(json, "choices.0.message.tool_calls.0.function.arguments"), "{\"a\":1}");
-    const char *one = text_at(json, "choices.0.message.tool_calls.0.id"), *two = text_at(json, "choices.0.message.tool_calls.1.id");
+    cr_assert_str_eq(text_at(json, "choices.0.message.tool_calls.0.function.arguments"),
+                     "{\"a\":1}");
+    const char *one = text_at(json, "choices.0.message.tool_calls.0.id"),
+               *two = text_at(json, "choices.0.message.tool_calls.1.id");
     cr_assert_eq(strlen(one), 5 + 32);
     cr_assert_str_neq(one, two);
     json_decref(json);
@@ -132,10 +140,12 @@ Test(turn, calls_have_minted_ids_and_the_reason_tool_calls)
 
 Test(turn, a_stream_has_the_records_in_order)
 {
-    gw_exchange *e = send_text(HELLO TOOLS ",\"stream\":true,\"stream_options\":{\"include_usage\":true}}");
+    gw_exchange *e =
+        send_text(HELLO TOOLS ",\"stream\":true,\"stream_options\":{\"include_usage\":true}}");
     cr_assert(admit(e));
     cr_assert(e->begun, "headers go out with the admission");
-    cr_assert_not_null(strstr(e->answer_headers, "content-type: text/event-stream; charset=utf-8\n"));
+    cr_assert_not_null(
+        strstr(e->answer_headers, "content-type: text/event-stream; charset=utf-8\n"));
     cr_assert_not_null(strstr(e->answer_headers, "cache-control: no-cache, no-transform\n"));
     engine_started(3);
     engine_part(ENG_PART_REASONING, 0, "why");
@@ -167,7 +177,8 @@ Test(turn, a_stream_has_the_records_in_order)
     cr_assert_str_eq(text_at(json[3], "choices.0.delta.tool_calls.0.function.name"), "f");
     cr_assert_str_eq(text_at(json[3], "choices.0.delta.tool_calls.0.type"), "function");
     cr_assert_eq(strlen(text_at(json[3], "choices.0.delta.tool_calls.0.id")), 37);
-    cr_assert_str_eq(text_at(json[4], "choices.0.delta.tool_calls.0.function.arguments"), "{\"a\":");
+    cr_assert_str_eq(text_at(json[4], "choices.0.delta.tool_calls.0.function.arguments"),
+                     "{\"a\":");
     cr_assert_null(at(json[4], "choices.0.delta.tool_calls.0.id"));
     cr_assert_null(at(json[4], "choices.0.delta.tool_calls.0.function.name"));
     cr_assert_str_eq(text_at(json[6], "choices.0.finish_reason"), "tool_calls");
@@ -198,7 +209,8 @@ Test(turn, the_end_is_told_after_the_commit)
     gw_exchange *e = send_text(HELLO ",\"stream\":true}");
     cr_assert(admit(e));
     engine_part(ENG_PART_TEXT, 0, "Hi");
-    /* A lock of another program holds the writer up: nothing that tells an end may come meanwhile. */
+    /* A lock of another program holds the writer up: nothing that tells an end may come meanwhile.
+     */
     char path[128];
     sqlite3 *db;
     snprintf(path, sizeof(path), "%s/whimbrel.db", fake_directory);
@@ -250,8 +262,9 @@ Test(turn, silence_is_broken_by_comments_or_by_empty_deltas)
 {
     fake_conf.server_keepalive_ms = 40;
     for (int chunk = 0; chunk < 2; chunk++) {
-        gw_exchange *e = send_text(chunk ? HELLO ",\"stream\":true,\"stream_options\":{\"keepalive_chunk\":true}}"
-                                         : HELLO ",\"stream\":true}");
+        gw_exchange *e = send_text(
+            chunk ? HELLO ",\"stream\":true,\"stream_options\":{\"keepalive_chunk\":true}}"
+                  : HELLO ",\"stream\":true}");
         cr_assert(admit(e));
         uint64_t until = base_now_ns() + 150000000;
         while (base_now_ns() < until)
@@ -332,7 +345,9 @@ Test(turn, an_engine_failure_is_an_error_answer_or_an_error_record)
         base_fail(&event.err, BASE_DEVICE, "it broke");
         engine_event(event);
         pump_until_over(e);
-        cr_assert_not_null(strstr(e->out.data, "{\"error\":{\"message\":\"it broke\",\"type\":\"server_error\",\"param\":null,"));
+        cr_assert_not_null(strstr(
+            e->out.data,
+            "{\"error\":{\"message\":\"it broke\",\"type\":\"server_error\",\"param\":null,"));
         if (stream) {
             cr_assert_not_null(strstr(e->out.data, "Hal"), "what was sent is kept");
             cr_assert_null(strstr(e->out.data, "\"finish_reason\":\""));
@@ -353,8 +368,11 @@ Test(turn, refusals_of_the_engine_have_their_status)
         base_code code;
         int status;
         const char *header;
-    } rows[] = {{BASE_FULL, 503, "retry-after-ms: 1000"}, {BASE_TOO_LONG, 400, ""}, {BASE_INVALID, 400, ""},
-                {BASE_CLOSED, 503, "retry-after"},       {BASE_NOMEM, 503, "retry-after"}};
+    } rows[] = {{BASE_FULL, 503, "retry-after-ms: 1000"},
+                {BASE_TOO_LONG, 400, ""},
+                {BASE_INVALID, 400, ""},
+                {BASE_CLOSED, 503, "retry-after"},
+                {BASE_NOMEM, 503, "retry-after"}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         engine.refuse = (int)rows[i].code;
         gw_exchange *e = send_text(HELLO ",\"stream\":true}");
@@ -495,11 +513,14 @@ Test(turn, the_next_turn_goes_on_from_its_own_tokens)
         cr_assert_str_eq(content_of(json), "Hello ");
         free_exchange(e);
         /* The client drops the reasoning and trims the text. */
-        e = send_text("{\"model\":\"fake\",\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"hi\"}]},"
-                      "{\"role\":\"assistant\",\"content\":\"Hello\"},{\"role\":\"user\",\"content\":\"go on\"}]}");
+        e = send_text("{\"model\":\"fake\",\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":"
+                      "\"text\",\"text\":\"hi\"}]},"
+                      "{\"role\":\"assistant\",\"content\":\"Hello\"},{\"role\":\"user\","
+                      "\"content\":\"go on\"}]}");
         cr_assert(admit(e));
         cr_assert_eq(engine.spliced, 1);
-        /* Everything the first turn had, less the begin-of-answer that is not part of a rendered item here. */
+        /* Everything the first turn had, less the begin-of-answer that is not part of a rendered
+         * item here. */
         const int32_t *tokens = engine.request.tokens + 3;
         if (thinking)
             cr_assert_eq(*tokens++, 990 + ENG_THINK_ENABLED, "the mark belongs to the item");
@@ -508,7 +529,8 @@ Test(turn, the_next_turn_goes_on_from_its_own_tokens)
         engine_done(ENG_FINISH_STOP, 1, -1, 0);
         pump_until_over(e);
         json_t *second = answer_json(e);
-        cr_assert_str_eq(text_at(second, "usage.whimbrel.session"), text_at(json, "usage.whimbrel.session"));
+        cr_assert_str_eq(text_at(second, "usage.whimbrel.session"),
+                         text_at(json, "usage.whimbrel.session"));
         cr_assert_gt(prompt, 0);
         json_decref(json);
         json_decref(second);
@@ -518,7 +540,8 @@ Test(turn, the_next_turn_goes_on_from_its_own_tokens)
 
 Test(turn, a_stop_string_that_ends_inside_a_token_is_not_spliced)
 {
-    /* The text "Order num" was given out; the token behind it was cut by the stop string and is not part of the run. */
+    /* The text "Order num" was given out; the token behind it was cut by the stop string and is not
+     * part of the run. */
     for (int whole = 0; whole < 2; whole++) {
         gw_exchange *e = send_text(HELLO ",\"stop\":[\"ber 7\"]}");
         cr_assert(admit(e));
@@ -526,10 +549,13 @@ Test(turn, a_stop_string_that_ends_inside_a_token_is_not_spliced)
         engine_done(ENG_FINISH_STOP, 9, 0, 5);
         pump_until_over(e);
         free_exchange(e);
-        e = send_text(whole ? "{\"model\":\"fake\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},"
-                              "{\"role\":\"assistant\",\"content\":\"Order\"},{\"role\":\"user\",\"content\":\"x\"}]}"
-                            : "{\"model\":\"fake\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},"
-                              "{\"role\":\"assistant\",\"content\":\"Order num\"},{\"role\":\"user\",\"content\":\"x\"}]}");
+        e = send_text(
+            whole ? "{\"model\":\"fake\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},"
+                    "{\"role\":\"assistant\",\"content\":\"Order\"},{\"role\":\"user\",\"content\":"
+                    "\"x\"}]}"
+                  : "{\"model\":\"fake\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},"
+                    "{\"role\":\"assistant\",\"content\":\"Order "
+                    "num\"},{\"role\":\"user\",\"content\":\"x\"}]}");
         cr_assert(admit(e));
         cr_assert_eq(engine.spliced, (uint32_t)whole);
         engine_done(ENG_FINISH_STOP, 1, -1, 0);
@@ -550,8 +576,10 @@ Test(turn, a_known_turn_may_hold_broken_arguments_and_any_other_may_not)
     for (int known = 1; known >= 0; known--) {
         char body[1024];
         snprintf(body, sizeof(body),
-                 "{\"model\":\"fake\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"assistant\",\"content\":null,"
-                 "\"tool_calls\":[{\"id\":\"x\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"a\\\":\\\"%s\"}}]},"
+                 "{\"model\":\"fake\",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},{"
+                 "\"role\":\"assistant\",\"content\":null,"
+                 "\"tool_calls\":[{\"id\":\"x\",\"type\":\"function\",\"function\":{\"name\":\"f\","
+                 "\"arguments\":\"{\\\"a\\\":\\\"%s\"}}]},"
                  "{\"role\":\"tool\",\"tool_call_id\":\"x\",\"content\":\"r\"}]" TOOLS "}",
                  known ? "b" : "c");
         e = send_text(body);
@@ -563,7 +591,8 @@ Test(turn, a_known_turn_may_hold_broken_arguments_and_any_other_may_not)
             pump_until_over(e);
         } else {
             cr_assert_eq(e->status, 400);
-            cr_assert_not_null(strstr(e->out.data, "\"param\":\"messages[1].tool_calls[0].function.arguments\""));
+            cr_assert_not_null(
+                strstr(e->out.data, "\"param\":\"messages[1].tool_calls[0].function.arguments\""));
         }
         free_exchange(e);
     }
@@ -571,7 +600,8 @@ Test(turn, a_known_turn_may_hold_broken_arguments_and_any_other_may_not)
 
 Test(turn, store_false_keeps_what_was_said_off_the_disk)
 {
-    gw_exchange *e = send_text("{\"model\":\"fake\",\"store\":false,\"messages\":[{\"role\":\"user\",\"content\":\"CANARY\"}]}");
+    gw_exchange *e = send_text("{\"model\":\"fake\",\"store\":false,\"messages\":[{\"role\":"
+                               "\"user\",\"content\":\"CANARY\"}]}");
     cr_assert(admit(e));
     engine_part(ENG_PART_TEXT, 0, "CANARY");
     engine_done(ENG_FINISH_STOP, 7, -1, 6);
@@ -588,7 +618,8 @@ Test(turn, store_false_keeps_what_was_said_off_the_disk)
 
 /* ---- logprobs and token ids ---- */
 
-static void logprob_step(const char *bytes, const int32_t *tokens, uint32_t count, eng_part_kind kind)
+static void logprob_step(const char *bytes, const int32_t *tokens, uint32_t count,
+                         eng_part_kind kind)
 {
     eng_logprob list[16];
     memset(list, 0, sizeof(list));
@@ -610,14 +641,21 @@ static void logprob_step(const char *bytes, const int32_t *tokens, uint32_t coun
 Test(turn, logprobs_are_one_for_every_token_of_the_content)
 {
     for (int stream = 0; stream < 2; stream++) {
-        gw_exchange *e = send_text(stream ? HELLO ",\"stream\":true,\"logprobs\":true,\"top_logprobs\":1}"
-                                          : HELLO ",\"logprobs\":true,\"top_logprobs\":1}");
+        gw_exchange *e =
+            send_text(stream ? HELLO ",\"stream\":true,\"logprobs\":true,\"top_logprobs\":1}"
+                             : HELLO ",\"logprobs\":true,\"top_logprobs\":1}");
         cr_assert(admit(e));
         cr_assert_eq(engine.request.sampling.top_logprobs, 1);
-        logprob_step("rr", (const int32_t[]){'r', 'r', 700}, 3, ENG_PART_REASONING); /* 700: a mark without text */
-        logprob_step("", (const int32_t[]){'a', 0xC3}, 2, ENG_PART_TEXT);            /* held: half a character */
-        logprob_step("a\xc3\xa9" "b", (const int32_t[]){0xA9, 'b'}, 2, ENG_PART_TEXT);
-        logprob_step("\xef\xbf\xbd" "c", (const int32_t[]){0xFF, 'c', 500}, 3, ENG_PART_TEXT); /* no character at all */
+        logprob_step("rr", (const int32_t[]){'r', 'r', 700}, 3,
+                     ENG_PART_REASONING); /* 700: a mark without text */
+        logprob_step("", (const int32_t[]){'a', 0xC3}, 2,
+                     ENG_PART_TEXT); /* held: half a character */
+        logprob_step("a\xc3\xa9"
+                     "b",
+                     (const int32_t[]){0xA9, 'b'}, 2, ENG_PART_TEXT);
+        logprob_step("\xef\xbf\xbd"
+                     "c",
+                     (const int32_t[]){0xFF, 'c', 500}, 3, ENG_PART_TEXT); /* no character at all */
         engine_done(ENG_FINISH_LENGTH, 10, -1, 10);
         pump_until_over(e);
         char bytes[32] = "";
@@ -638,12 +676,16 @@ Test(turn, logprobs_are_one_for_every_token_of_the_content)
         } else {
             json_t *json = answer_json(e), *content = at(json, "choices.0.logprobs.content");
             for (size_t k = 0; k < json_array_size(content); k++)
-                bytes[entries++] = (char)json_integer_value(at(json_array_get(content, k), "bytes.0"));
-            cr_assert_eq(json_object_size(at(json, "choices.0.logprobs")), 2, "content and refusal");
+                bytes[entries++] =
+                    (char)json_integer_value(at(json_array_get(content, k), "bytes.0"));
+            cr_assert_eq(json_object_size(at(json, "choices.0.logprobs")), 2,
+                         "content and refusal");
             json_decref(json);
         }
         cr_assert_eq(entries, 6);
-        cr_assert_str_eq(bytes, "a\xc3\xa9" "b\xff" "c");
+        cr_assert_str_eq(bytes, "a\xc3\xa9"
+                                "b\xff"
+                                "c");
         free_exchange(e);
     }
 }
@@ -653,7 +695,8 @@ Test(turn, token_ids_come_with_the_records)
     gw_exchange *e = send_text(HELLO ",\"stream\":true,\"return_token_ids\":true}");
     cr_assert(admit(e));
     engine_part(ENG_PART_TEXT, 0, "ab");
-    engine_event((eng_event){.kind = ENG_EVENT_STEP, .tokens = (const int32_t[]){700}, .token_count = 1});
+    engine_event(
+        (eng_event){.kind = ENG_EVENT_STEP, .tokens = (const int32_t[]){700}, .token_count = 1});
     engine_part(ENG_PART_TEXT, 0, "c");
     engine_done(ENG_FINISH_STOP, 5, -1, 4);
     pump_until_over(e);
