@@ -34,7 +34,7 @@ static const char help[] =
     "cache\n"
     "  --capacity LIST     tokens, as 256K,1M,4M (K = 1,000; default 250K,500K,1M,2M,4M)\n"
     "  --lanes N           sessions alive at once (default 8); 0: recorded arrivals\n"
-    "  --policies LIST     of lru,lfuda,belady,infinite,index (default all)\n"
+    "  --policies LIST     of lru,lfuda,belady,infinite,index,value (default all)\n"
     "  --answers           answers stay in the cache, too, as a server keeps them\n"
     "server\n"
     "  --lanes N           sessions alive at once (default 8)\n"
@@ -354,7 +354,7 @@ static int run_cache(const options *o, const rp_trace *trace)
                 break;
             }
             hit[p] = 100.0 * (double)r.hit_tokens / (double)plan.input_tokens;
-            if (p == RP_INDEX)
+            if (p == RP_INDEX || p == RP_VALUE)
                 exact = 100.0 * (double)r.exact_tokens / (double)plan.input_tokens;
             if (o->json)
                 print_json(json_pack(
@@ -379,7 +379,7 @@ static int run_cache(const options *o, const rp_trace *trace)
         double gap = hit[RP_BELADY] - hit[RP_LRU];
         printf(" %9.2f %8.1f%%", exact, 100 * hit[RP_LRU] / hit[RP_BELADY]);
         if (gap > 0.05)
-            printf(" %8.1f%%", 100 * (hit[RP_INDEX] - hit[RP_LRU]) / gap);
+            printf(" %8.1f%%", 100 * (hit[RP_VALUE] - hit[RP_LRU]) / gap);
         putchar('\n');
         fflush(stdout);
     }
@@ -389,7 +389,7 @@ static int run_cache(const options *o, const rp_trace *trace)
 
 int main(int argc, char **argv)
 {
-    options o = {.policies = {true, true, true, true, true},
+    options o = {.policies = {true, true, true, true, true, true},
                  .capacity = {250000, 500000, 1000000, 2000000, 4000000},
                  .capacity_count = 5,
                  .plan = {.lanes = 8, .seed = 1},

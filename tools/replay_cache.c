@@ -12,7 +12,8 @@
 #define NONE UINT32_MAX
 #define NEVER UINT32_MAX
 
-const char *const rp_policy_names[RP_POLICIES] = {"lru", "lfuda", "belady", "infinite", "index"};
+const char *const rp_policy_names[RP_POLICIES] = {"lru",      "lfuda", "belady",
+                                                  "infinite", "index", "value"};
 
 /* ---- the plan ---- */
 
@@ -107,8 +108,14 @@ static base_code schedule(rp_plan *plan, const rp_plan_options *o, base_err *err
             const rp_request *r = &trace->requests[session->request_at + j];
             double end = r->at_s + r->took_s;
             length = end > length ? end : length;
+            const rp_request *next = r + 1,
+                             *last = &trace->requests[session->request_at + session->request_count];
+            while (next < last && next->agent != r->agent)
+                next++;
+            bool overlaps = next < last && next->at_s < end;
             plan->events[plan->event_count++] =
                 (rp_event){.at_ms = (uint64_t)((start + r->at_s) * 1e3) + 1,
+                           .end_ms = (uint64_t)((start + (overlaps ? next->at_s : end)) * 1e3) + 1,
                            .request = (uint32_t)(session->request_at + j),
                            .session = order[i]};
             plan->input_tokens += r->in;
@@ -383,22 +390,52 @@ static base_code by_rank(rp_outcome *out, const rp_plan *plan, uint32_t capacity
 
 #define SPACE 1
 
-static base_code with_index(rp_outcome *out, const rp_plan *plan, uint32_t capacity, base_err *err)
+static int by_end(const void *a, const void *b, void *events)
+{
+    const rp_event *of = events;
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    uint64_t s = of[x].end_ms, t = of[y].end_ms;
+    return s != t ? (s < t ? -1 : 1) : (x > y) - (x < y);
+}
+
+/* The events in the order of their ends. */
+static uint32_t *order_of_ends(const rp_plan *plan)
+{
+    uint32_t *order = malloc((plan->event_count + 1) * sizeof *order);
+    for (size_t i = 0; order != NULL && i < plan->event_count; i++)
+        order[i] = (uint32_t)i;
+    if (order != NULL && plan->event_count > 0)
+        qsort_r(order, plan->event_count, sizeof *order, by_end, plan->events);
+    return order;
+}
+
+static base_code with_index(rp_outcome *out, const rp_plan *plan, uint32_t capacity,
+                            kv_policy policy, base_err *err)
 {
     kv_pool *pool = NULL;
     kv_index *index = NULL;
     int32_t *tokens = malloc(((size_t)plan->pages_max + 1) * KV_PAGE_TOKENS * sizeof *tokens);
     uint32_t *pages = malloc(((size_t)plan->pages_max + 1) * sizeof *pages);
+    uint32_t *ends = order_of_ends(plan);
+    size_t ended = 0;
     base_code code = BASE_OK;
-    if (tokens == NULL || pages == NULL)
+    if (tokens == NULL || pages == NULL || ends == NULL)
         code = base_fail(err, BASE_NOMEM, "no memory for a prompt");
     if (code == BASE_OK)
         code = kv_pool_create(&pool, capacity, err);
     if (code == BASE_OK)
         code = kv_index_create(&index, pool, 3 * capacity + 8, err);
+    if (code == BASE_OK)
+        kv_index_set_policy(index, policy, 1000); /* times are milliseconds */
     for (size_t i = 0; i < plan->event_count && code == BASE_OK; i++) {
         const rp_event *e = &plan->events[i];
         uint32_t held = pages_held(e, capacity), asked = pages_asked(plan, e, capacity);
+        for (; plan->events[ends[ended]].end_ms < e->at_ms; ended++) {
+            const rp_event *done = &plan->events[ends[ended]];
+            write_tokens(plan, done, tokens);
+            kv_index_note_pause(index, SPACE, tokens, pages_held(done, capacity) * KV_PAGE_TOKENS,
+                                1 + plan->trace->requests[done->request].stop, done->end_ms);
+        }
         if (held == 0)
             continue;
         write_tokens(plan, e, tokens);
@@ -430,6 +467,7 @@ static base_code with_index(rp_outcome *out, const rp_plan *plan, uint32_t capac
         out->evicted_pages = kv_index_get_stats(index).evicted_pages;
     kv_index_destroy(index);
     kv_pool_destroy(pool);
+    free(ends);
     free(tokens);
     free(pages);
     return code;
@@ -443,11 +481,12 @@ base_code rp_simulate(rp_outcome *out, const rp_plan *plan, rp_policy policy, ui
         return base_fail(err, BASE_INVALID, "capacity is less than a page of %d tokens",
                          KV_PAGE_TOKENS);
     uint64_t before = base_now_ns();
-    base_code code = policy == RP_INDEX      ? with_index(out, plan, capacity, err)
+    base_code code = policy == RP_INDEX      ? with_index(out, plan, capacity, KV_POLICY_LRU, err)
+                     : policy == RP_VALUE    ? with_index(out, plan, capacity, KV_POLICY_VALUE, err)
                      : policy == RP_INFINITE ? lru(out, plan, UINT32_MAX, err)
                      : policy == RP_LRU      ? lru(out, plan, capacity, err)
                                         : by_rank(out, plan, capacity, policy == RP_BELADY, err);
-    if (policy != RP_INDEX)
+    if (policy != RP_INDEX && policy != RP_VALUE)
         out->exact_tokens = out->hit_tokens;
     out->seconds = (double)(base_now_ns() - before) / 1e9;
     return code;

@@ -145,6 +145,7 @@ Test(replay_cache, nobody_is_above_belady_nor_belady_above_infinite)
             cr_assert_leq(hits(RP_LRU, capacity), most, "seed %d", (int)seed);
             cr_assert_leq(hits(RP_LFUDA, capacity), most, "seed %d", (int)seed);
             cr_assert_leq(hits(RP_INDEX, capacity), most, "seed %d", (int)seed);
+            cr_assert_leq(hits(RP_VALUE, capacity), most, "seed %d", (int)seed);
             cr_assert_leq(most, all);
             if (capacity >= plan.distinct_pages) {
                 cr_assert_eq(most, all);
