@@ -34,7 +34,6 @@
 #define NAME_BYTES_MAX 256
 #define TOOL_NAME_MAX 128
 #define METADATA_MAX 16
-#define REORDER_MAX 256
 #define REPLACEMENT "\xEF\xBF\xBD" /* U+FFFD */
 
 /* A token whose logprob waits for its text: lengths of its bytes and its entry's JSON in the two
@@ -317,42 +316,6 @@ static base_code read_message(gw_turn *turn, eng_item *out, eng_text *result_id,
     return BASE_OK;
 }
 
-/* Which call of `item` a result answers; call_count if none. */
-static uint32_t call_index(const eng_item *item, eng_text id)
-{
-    for (uint32_t i = 0; i < item->call_count; i++)
-        if (id.length && item->calls[i].id.length == id.length &&
-            memcmp(item->calls[i].id.data, id.data, id.length) == 0)
-            return i;
-    return item->call_count;
-}
-
-/* The template links results to calls by order alone, clients by id; so the results after an
- * assistant turn are put into the order of its calls. Results that answer none of them stay behind
- * in their own order. */
-static void order_results(eng_item *items, eng_text *ids, size_t count)
-{
-    for (size_t at = 0; at < count; at++) {
-        const eng_item *asked = &items[at];
-        size_t end = at + 1;
-        while (end < count && items[end].role == ENG_ROLE_TOOL)
-            end++;
-        if (asked->role != ENG_ROLE_ASSISTANT || end - at < 3 || end - at > REORDER_MAX ||
-            asked->call_count > REORDER_MAX)
-            continue;
-        for (size_t i = at + 2; i < end; i++) /* insertion: nearly always in order already */
-            for (size_t j = i;
-                 j > at + 1 && call_index(asked, ids[j - 1]) > call_index(asked, ids[j]); j--) {
-                eng_item item = items[j];
-                eng_text id = ids[j];
-                items[j] = items[j - 1];
-                ids[j] = ids[j - 1];
-                items[j - 1] = item;
-                ids[j - 1] = id;
-            }
-    }
-}
-
 static base_code read_messages(gw_turn *turn, base_err *err)
 {
     json_t *messages;
@@ -367,7 +330,7 @@ static base_code read_messages(gw_turn *turn, base_err *err)
         return no_memory(err);
     for (size_t i = 0; i < count; i++)
         TRY(read_message(turn, &turn->items[i], &ids[i], json_array_get(messages, i), i, err));
-    order_results(turn->items, ids, count);
+    gw_order_results(turn->items, ids, count);
     turn->chat.items = turn->items;
     turn->chat.item_count = (uint32_t)count;
     return BASE_OK;

@@ -11,6 +11,24 @@
 #include "engine/base/num.h"
 #include "engine/base/utf8.h"
 
+/* The next quote or backslash from `at` on, or `length`; eight bytes at a time, since a tool result
+ * is one string of megabytes. */
+static size_t next_mark(const char *text, size_t at, size_t length)
+{
+    const uint64_t ones = 0x0101010101010101u, highs = 0x8080808080808080u;
+    for (; at + 8 <= length; at += 8) {
+        uint64_t word;
+        memcpy(&word, text + at, sizeof(word));
+        uint64_t quotes = word ^ (ones * '"'), slashes = word ^ (ones * '\\');
+        /* A zero byte in one of the two; a false alarm costs one round of the loop below. */
+        if ((((quotes - ones) & ~quotes) | ((slashes - ones) & ~slashes)) & highs)
+            break;
+    }
+    while (at < length && text[at] != '"' && text[at] != '\\')
+        at++;
+    return at;
+}
+
 /* Four hex digits at `text`, or -1. */
 static int hex4(const char *text)
 {
@@ -54,8 +72,8 @@ base_code gw_body_mend(char *text, size_t length, uint32_t depth_max, base_err *
         switch (text[at]) {
         case '"':
             at++;
-            while (at < length && text[at] != '"')
-                at += text[at] == '\\' ? mend_escape(text, at, length) : 1;
+            while ((at = next_mark(text, at, length)) < length && text[at] == '\\')
+                at += mend_escape(text, at, length);
             at++;
             break;
         case '{':
@@ -175,8 +193,8 @@ static void mend_numbers(char *text, size_t length)
         char c = text[at];
         if (c == '"') {
             at++;
-            while (at < length && text[at] != '"')
-                at += text[at] == '\\' ? 2 : 1;
+            while ((at = next_mark(text, at, length)) < length && text[at] == '\\')
+                at += 2;
             at++;
         } else if (c == '-' || (c >= '0' && c <= '9')) {
             size_t begin = at;
@@ -372,4 +390,41 @@ base_code gw_read_array(json_t **out, const json_t *object, const char *path, co
         return gw_wrong_type(path, name, "an array", value, err);
     *out = value;
     return BASE_OK;
+}
+
+/* ---- items ---- */
+
+#define REORDER_MAX 256 /* calls of a turn; past it the client's order stays */
+
+/* Which call of `item` a result answers; call_count if none. */
+static uint32_t call_index(const eng_item *item, eng_text id)
+{
+    for (uint32_t i = 0; i < item->call_count; i++)
+        if (id.length && item->calls[i].id.length == id.length &&
+            memcmp(item->calls[i].id.data, id.data, id.length) == 0)
+            return i;
+    return item->call_count;
+}
+
+void gw_order_results(eng_item *items, eng_text *ids, size_t count)
+{
+    for (size_t at = 0; at < count; at++) {
+        const eng_item *asked = &items[at];
+        size_t end = at + 1;
+        while (end < count && items[end].role == ENG_ROLE_TOOL)
+            end++;
+        if (asked->role != ENG_ROLE_ASSISTANT || end - at < 3 || end - at > REORDER_MAX ||
+            asked->call_count > REORDER_MAX)
+            continue;
+        for (size_t i = at + 2; i < end; i++) /* insertion: nearly always in order already */
+            for (size_t j = i;
+                 j > at + 1 && call_index(asked, ids[j - 1]) > call_index(asked, ids[j]); j--) {
+                eng_item item = items[j];
+                eng_text id = ids[j];
+                items[j] = items[j - 1];
+                ids[j] = ids[j - 1];
+                items[j - 1] = item;
+                ids[j - 1] = id;
+            }
+    }
 }

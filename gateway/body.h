@@ -58,3 +58,7 @@ base_code gw_read_array(json_t **out, const json_t *object, const char *path, co
 /* "expected a string at `path.name`, got an array", for types that the readers do not cover. */
 base_code gw_wrong_type(const char *path, const char *name, const char *expected, const json_t *got,
                         base_err *err);
+/* The template links results to calls by order alone, clients by id; so the results after an
+ * assistant turn are put into the order of its calls. Results that answer none of them stay behind
+ * in their own order. */
+void gw_order_results(eng_item *items, eng_text *ids, size_t count);
