@@ -27,6 +27,9 @@
 #define ARENA_BODIES 4
 /* Random seeds fit a double, so that a client in JavaScript can send one back. */
 #define SEED_BITS 53
+/* A prompt that is only counted may be longer than any window; its bytes are bounded as all
+ * bodies'. */
+#define DRY_TOKENS_MAX (1u << 26)
 
 static atomic_uint_fast64_t request_ids = 1;
 
@@ -549,6 +552,8 @@ static void on_event(gw_port *port, const eng_event *event)
         turn->usage.prompt_tokens = event->usage.prompt_tokens;
         turn->usage.cached_tokens = event->usage.cached_tokens;
         turn->usage.queue_ns = event->usage.queue_ns;
+        if (turn->dialect->started)
+            turn->dialect->started(turn);
     } else {
         observe(turn, event);
         add_tokens(turn, event);
@@ -657,8 +662,12 @@ static base_code match_and_render(gw_turn *turn, base_err *err)
     turn->session = turn->label                   ? session_of_label(turn)
                     : turn->match.session.text[0] ? turn->match.session
                                                   : gw_id_mint("sess_");
-    code = eng_render(app->engine, &turn->prompt, &turn->chat, 0, NULL, turn->arena, err);
-    if (code)
+    turn->request.space = space_of(turn);
+    code = turn->dialect->render
+               ? turn->dialect->render(turn, err)
+               : eng_render(app->engine, &turn->prompt, &turn->chat,
+                            turn->dialect->dry ? DRY_TOKENS_MAX : 0, NULL, turn->arena, err);
+    if (code || turn->dialect->dry)
         return code;
     /* A prompt that fills the window leaves no room for an answer. */
     if (turn->prompt.token_count >= info->context_max)
@@ -689,7 +698,6 @@ static base_code submit(gw_turn *turn, base_err *err)
     request->user = &turn->port;
     request->tokens = turn->prompt.tokens;
     request->token_count = turn->prompt.token_count;
-    request->space = space_of(turn);
     request->starts_in_reasoning = turn->prompt.starts_in_reasoning;
     request->thinking = turn->prompt.thinking;
     request->tools = turn->chat.tools;
@@ -720,7 +728,7 @@ static base_code prepare(gw_turn *turn, base_err *err)
         code = match_and_render(turn, err);
     if (!code && atomic_load(&turn->gone))
         code = base_fail(err, BASE_CANCELLED, "the client left");
-    return code ? code : submit(turn, err);
+    return code || turn->dialect->dry ? code : submit(turn, err);
 }
 
 static void prepare_run(gw_job *job)
@@ -745,6 +753,8 @@ static void on_prepared(gw_message *message)
     if (atomic_load(&turn->submitted)) {
         turn->engine_pending = !turn->done_seen;
         admitted(turn);
+    } else if (turn->exchange && turn->dialect->dry && !turn->error.code) {
+        turn->dialect->finish(turn);
     } else if (turn->exchange) {
         fail(turn, &turn->error);
     }

@@ -37,8 +37,15 @@ typedef struct gw_dialect {
     /* Worker, after the ledger gave tokens to what it knows: checks what only a rendering needs.
      * May be NULL. */
     base_code (*check)(gw_turn *turn, base_err *err);
+    /* Worker, in place of the chat template: makes turn->prompt. May be NULL. */
+    base_code (*render)(gw_turn *turn, base_err *err);
+    /* Nothing is generated or stored: `finish` comes once the prompt is made, however long. */
+    bool dry;
     /* Loop. A stream was admitted: headers and opening records. */
     void (*open)(gw_turn *turn);
+    /* Loop. The engine has looked for the prompt's cached prefix: usage.prompt_tokens and
+     * usage.cached_tokens hold. Not called for a turn that ends in the queue. May be NULL. */
+    void (*started)(gw_turn *turn);
     /* Loop. Tokens and logprobs of a step, before its parts. May be NULL. */
     void (*step)(gw_turn *turn, const eng_event *event);
     /* Loop. One part, after it was added to the answer; for streams that wait for their client,
