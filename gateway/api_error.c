@@ -67,13 +67,55 @@ void gw_error_json(base_buf *out, const char *type, const char *code, const char
     base_buf_puts(out, "}}");
 }
 
+static const char *messages_type(int status)
+{
+    static const struct {
+        int status;
+        const char *type;
+    } types[] = {
+        {401, "authentication_error"}, {402, "billing_error"},     {403, "permission_error"},
+        {404, "not_found_error"},      {413, "request_too_large"}, {429, "rate_limit_error"},
+        {504, "timeout_error"},        {529, "overloaded_error"},
+    };
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
+        if (types[i].status == status)
+            return types[i].type;
+    return status >= 500 ? "api_error" : "invalid_request_error";
+}
+
+gw_error_row gw_error_messages_row(const gw_error_row *row)
+{
+    gw_error_row own = *row;
+    own.status = row->status == 503 ? 529 : row->status == 408 ? 504 : row->status;
+    own.type = messages_type(own.status);
+    return own;
+}
+
+void gw_error_messages_json(base_buf *out, const char *type, const char *message,
+                            const char *request_id)
+{
+    base_buf_printf(out, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", type);
+    base_buf_json_string(out, message, strlen(message));
+    base_buf_printf(out, "},\"request_id\":\"%s\"}", request_id);
+}
+
+static bool speaks_messages(gw_exchange *exchange)
+{
+    static const char path[] = "/v1/messages";
+    return strncmp(gw_exchange_path(exchange), path, sizeof(path) - 1) == 0 ||
+           gw_exchange_header(exchange, "anthropic-version");
+}
+
 static void respond(gw_exchange *exchange, const gw_error_row *row, const char *param,
                     const char *message, const gw_header *extra)
 {
+    bool messages = speaks_messages(exchange);
+    gw_error_row own = messages ? gw_error_messages_row(row) : *row;
+    row = &own;
     static const char fallback[] =
         "{\"error\":{\"message\":\"out of memory\",\"type\":\"server_error\",\"param\":null,"
         "\"code\":\"overloaded\"}}";
-    gw_header headers[6];
+    gw_header headers[7];
     size_t count = 0;
     char ms[16], seconds[16];
     headers[count++] = (gw_header){"content-type", "application/json"};
@@ -87,11 +129,16 @@ static void respond(gw_exchange *exchange, const gw_error_row *row, const char *
         headers[count++] = (gw_header){"x-should-retry", row->should_retry ? "true" : "false"};
     if (row->status == 401)
         headers[count++] = (gw_header){"www-authenticate", "Bearer"};
+    if (messages)
+        headers[count++] = (gw_header){"request-id", gw_exchange_id(exchange)};
     if (extra)
         headers[count++] = *extra;
     base_buf body;
     base_buf_init(&body, BODY_BYTES_MAX);
-    gw_error_json(&body, row->type, row->code, param, message);
+    if (messages)
+        gw_error_messages_json(&body, row->type, message, gw_exchange_id(exchange));
+    else
+        gw_error_json(&body, row->type, row->code, param, message);
     if (body.failed)
         gw_respond(exchange, row->status, headers, count, fallback, sizeof(fallback) - 1);
     else

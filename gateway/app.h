@@ -10,11 +10,13 @@ typedef struct gw_tenants gw_tenants;
 typedef struct gw_metrics gw_metrics;
 typedef struct gw_workers gw_workers;
 typedef struct gw_bridge gw_bridge;
+typedef struct gw_seal gw_seal;
 
 typedef struct gw_app {
     const struct gw_conf *conf;
     eng_engine *engine;
     gw_ledger *ledger;
+    gw_seal *seal;
     gw_tenants *tenants;
     gw_metrics *metrics;
     gw_workers *workers;

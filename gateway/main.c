@@ -20,6 +20,7 @@
 #include "gateway/ledger.h"
 #include "gateway/metrics.h"
 #include "gateway/route.h"
+#include "gateway/seal.h"
 #include "gateway/tenant.h"
 #include "gateway/work.h"
 
@@ -123,6 +124,7 @@ static base_code start(gw_app *app, base_err *err)
         (code = gw_route_open_trace(conf, err)) != BASE_OK ||
         (code = gw_metrics_create(&app->metrics, err)) != BASE_OK ||
         (code = gw_ledger_open(&app->ledger, &ledger, err)) != BASE_OK ||
+        (code = gw_seal_open(&app->seal, conf->data_path, err)) != BASE_OK ||
         (code = gw_tenants_create(&app->tenants, app->ledger, err)) != BASE_OK ||
         (code = check_reach(app, err)) != BASE_OK ||
         (code = gw_bridge_create(&app->bridge, tick_ms, err)) != BASE_OK ||
@@ -154,6 +156,7 @@ static void stop(gw_app *app)
     eng_destroy(app->engine);
     gw_bridge_destroy(app->bridge);
     gw_tenants_destroy(app->tenants);
+    gw_seal_close(app->seal);
     gw_ledger_close(app->ledger);
     gw_metrics_destroy(app->metrics);
 }

@@ -15,6 +15,7 @@
 #include "gateway/admin.h"
 #include "gateway/api_chat.h"
 #include "gateway/api_error.h"
+#include "gateway/api_messages.h"
 #include "gateway/api_models.h"
 #include "gateway/conf.h"
 #include "gateway/metrics.h"
@@ -51,6 +52,8 @@ static const route routes[] = {
     {"GET", "/v1/models", PUBLIC, gw_api_models_list},
     {"GET", "/v1/models/{id}", PUBLIC, gw_api_models_get},
     {"POST", "/v1/chat/completions", PUBLIC | JSON_BODY | TURN, gw_api_chat_handle},
+    {"POST", "/v1/messages", PUBLIC | JSON_BODY | TURN, gw_api_messages_handle},
+    {"POST", "/v1/messages/count_tokens", PUBLIC | JSON_BODY | TURN, gw_api_messages_count},
 };
 #define ROUTE_COUNT (sizeof routes / sizeof *routes)
 
@@ -128,8 +131,9 @@ static bool admissible(gw_app *app, gw_exchange *exchange)
         gw_exchange_add_header(exchange, "vary", "origin");
     if (origin_listed) {
         gw_exchange_add_header(exchange, "access-control-allow-origin", origin);
-        gw_exchange_add_header(exchange, "access-control-expose-headers",
-                               "x-request-id, retry-after, retry-after-ms, x-should-retry");
+        gw_exchange_add_header(
+            exchange, "access-control-expose-headers",
+            "x-request-id, request-id, retry-after, retry-after-ms, x-should-retry");
     }
     if (gw_tenants_keyed(app->tenants) && gw_exchange_listener(exchange) != GW_LISTENER_ADMIN)
         return true;

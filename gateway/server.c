@@ -1019,6 +1019,8 @@ static const char *reason_of(int status)
         {431, "Request Header Fields Too Large"},
         {500, "Internal Server Error"},
         {503, "Service Unavailable"},
+        {504, "Gateway Timeout"},
+        {529, "Overloaded"},
     };
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
         if (reasons[i].status == status)

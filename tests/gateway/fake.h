@@ -39,6 +39,7 @@ struct gw_exchange {
     size_t length;
     const char *headers[16][2];
     const char *remote;
+    const char *path; /* NULL: the chat dialect's */
     void *ctx;
     void (*gone)(void *ctx);
     void (*drained)(void *ctx);
@@ -113,6 +114,11 @@ const char *gw_exchange_id(const gw_exchange *exchange)
     return "req_000000000000000000000001";
 }
 
+const char *gw_exchange_path(const gw_exchange *exchange)
+{
+    return exchange->path ? exchange->path : "/v1/chat/completions";
+}
+
 const char *gw_exchange_remote(const gw_exchange *exchange)
 {
     return exchange->remote ? exchange->remote : "127.0.0.1";
@@ -138,6 +144,11 @@ static inline void note_headers(gw_exchange *exchange, const gw_header *headers,
     for (size_t i = 0; i < count; i++)
         at += (size_t)snprintf(exchange->answer_headers + at, sizeof(exchange->answer_headers) - at,
                                "%s: %s\n", headers[i].name, headers[i].value);
+}
+
+void gw_exchange_add_header(gw_exchange *exchange, const char *name, const char *value)
+{
+    note_headers(exchange, &(gw_header){name, value}, 1);
 }
 
 void gw_respond(gw_exchange *exchange, int status, const gw_header *headers, size_t count,
