@@ -233,7 +233,7 @@ Test(tenant, accounts_add_up)
     gw_account *account = gw_tenants_account(tenants);
     eng_usage usage = {.prompt_tokens = 10, .cached_tokens = 4, .output_tokens = 3};
     for (int64_t i = 0; i < GW_ACCOUNT_MAX + 100; i++) {
-        char name[16];
+        char name[32];
         snprintf(name, sizeof(name), "t%lld", (long long)i);
         gw_account_add(account, i + 1, name, &usage, i % 2 ? GW_OUTCOME_CANCELLED : GW_OUTCOME_DONE,
                        i % 3 != 0);
