@@ -22,10 +22,13 @@ Test(eng_sched, plans_within_limits_and_decodes_first)
         bool decoding = false;
         for (uint32_t i = 0; i < count; i++) {
             uint32_t need = draw(&dice, 2) == 0 ? 1 : 1 + draw(&dice, 500);
-            seqs[i] = (eng_sched_seq){.need = need, .draft = need == 1 ? draw(&dice, 8) : 0, .arrival = draw(&dice, 1000)};
+            seqs[i] = (eng_sched_seq){.need = need,
+                                      .draft = need == 1 ? draw(&dice, 8) : 0,
+                                      .arrival = draw(&dice, 1000)};
             decoding |= need == 1;
         }
-        uint32_t rows = eng_sched_plan(seqs, count, &limits, order), sum = 0, picks = 0, prefill = 0;
+        uint32_t rows = eng_sched_plan(seqs, count, &limits, order), sum = 0, picks = 0,
+                 prefill = 0;
         for (uint32_t i = 0; i < count; i++) {
             const eng_sched_seq *seq = &seqs[i];
             sum += seq->rows;
@@ -50,7 +53,8 @@ Test(eng_sched, plans_within_limits_and_decodes_first)
 
 Test(eng_sched, prefills_in_order_of_arrival)
 {
-    eng_sched_seq seqs[] = {{.need = 100, .arrival = 9}, {.need = 100, .arrival = 3}, {.need = 100, .arrival = 5}};
+    eng_sched_seq seqs[] = {
+        {.need = 100, .arrival = 9}, {.need = 100, .arrival = 3}, {.need = 100, .arrival = 5}};
     uint32_t order[3];
     eng_sched_limits limits = {.rows_max = 150, .prefill_chunk = 64, .picks_max = 8};
     cr_assert_eq(eng_sched_plan(seqs, 3, &limits, order), 150);
@@ -64,7 +68,8 @@ Test(eng_spec, takes_what_raises_the_rate_and_nothing_more)
     eng_spec spec;
     eng_spec_init(&spec, 0);
     for (uint32_t i = 0; i < 200; i++)
-        eng_spec_observe_step(&spec, 1 + i % 8, 1000000 + (1 + i % 8) * 100000); /* 1 ms and 0.1 ms a row */
+        eng_spec_observe_step(&spec, 1 + i % 8,
+                              1000000 + (1 + i % 8) * 100000); /* 1 ms and 0.1 ms a row */
     eng_spec_observe_draft(&spec, 200000);
     const float sure[7] = {0.99f, 0.99f, 0.99f, 0.99f, 0.99f, 0.99f, 0.99f};
     const float falling[7] = {0.9f, 0.5f, 0.05f, 0.9f, 0.9f, 0.9f, 0.9f};
@@ -73,7 +78,8 @@ Test(eng_spec, takes_what_raises_the_rate_and_nothing_more)
     eng_spec_choose(&spec, &length, sure, 1, 7);
     cr_assert_eq(length, 7);
     eng_spec_choose(&spec, &length, falling, 1, 7);
-    cr_assert_eq(length, 2, "length %u: what lies behind an unlikely token is not worth a row", length);
+    cr_assert_eq(length, 2, "length %u: what lies behind an unlikely token is not worth a row",
+                 length);
     eng_spec_choose(&spec, &length, hopeless, 1, 7);
     cr_assert_eq(length, 0);
 }
@@ -83,7 +89,8 @@ Test(eng_spec, stops_drafting_where_it_does_not_pay_and_probes)
     eng_spec spec;
     eng_spec_init(&spec, 0);
     for (uint32_t i = 0; i < 200; i++)
-        eng_spec_observe_step(&spec, 1 + i % 8, 100000 + (1 + i % 8) * 1000000); /* rows are all it costs */
+        eng_spec_observe_step(&spec, 1 + i % 8,
+                              100000 + (1 + i % 8) * 1000000); /* rows are all it costs */
     eng_spec_observe_draft(&spec, 300000);
     for (int i = 0; i < 100; i++)
         eng_spec_observe_round(&spec, 3, 1);
