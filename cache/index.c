@@ -465,19 +465,19 @@ bool kv_index__trim(kv_index *index, uint32_t at, uint32_t *freed)
     return true;
 }
 
-/* Drops a namespace leaf by leaf. */
-static void drop_root(kv_index *index, uint32_t root)
+/* Drops what hangs under a node, leaf by leaf; a root goes with the last of it. */
+static void drop_under(kv_index *index, uint32_t top)
 {
-    uint32_t at = root, freed = 0;
-    while (index->nodes[root].child != KV_NODE_NONE) {
+    uint32_t at = top, freed = 0;
+    while (index->nodes[top].child != KV_NODE_NONE) {
         while (index->nodes[at].child != KV_NODE_NONE)
             at = index->nodes[at].child;
         uint32_t parent = index->nodes[at].parent;
-        bool last = parent == root && index->nodes[at].next == KV_NODE_NONE &&
+        bool last = parent == top && index->nodes[at].next == KV_NODE_NONE &&
                     index->nodes[at].prev == KV_NODE_NONE;
         while (!kv_index__trim(index, at, &freed))
             ;
-        if (last) /* the root went with it */
+        if (last) /* a root went with it */
             return;
         at = parent;
     }
@@ -633,11 +633,43 @@ uint32_t kv_index_drop(kv_index *index, uint64_t space)
     uint32_t before = index->stats.pages;
     if (space == 0) {
         while (index->roots != KV_NODE_NONE)
-            drop_root(index, index->roots);
+            drop_under(index, index->roots);
     } else {
         uint32_t root = find(index, KV_NODE_NONE, space);
         if (root != KV_NODE_NONE)
-            drop_root(index, root);
+            drop_under(index, root);
+    }
+    return before - index->stats.pages;
+}
+
+uint32_t kv_index_erase(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
+                        uint32_t kept)
+{
+    DCHECK(base_thread_is(BASE_THREAD_ENGINE));
+    uint32_t before = index->stats.pages, freed = 0;
+    cursor cur = start(index, space);
+    while (descend(index, &cur, tokens, count))
+        ;
+    if (cur.at == KV_NODE_NONE || cur.depth <= kept || index->nodes[cur.at].length == 0)
+        return 0;
+    if (cur.depth < count && cur.in_edge < index->nodes[cur.at].length)
+        return 0; /* the path leaves inside an edge: what goes on there is another's */
+    uint32_t at = cur.at;
+    drop_under(index, at);
+    /* Up to the node that `kept` lies in, as long as nobody else hangs there. */
+    while (index->nodes[at].parent != KV_NODE_NONE && index->nodes[at].child == KV_NODE_NONE &&
+           index->nodes[at].from + index->nodes[at].length > kept) {
+        const kv_node *node = &index->nodes[at];
+        uint32_t parent = node->parent;
+        bool alone = node->next == KV_NODE_NONE && node->prev == KV_NODE_NONE;
+        if (node->from < kept && index->node_free_count > 0 && index->run_free_count > 0)
+            split(index, at, kept - node->from); /* `at` is the rest */
+        bool cut = index->nodes[at].parent != parent;
+        while (!kv_index__trim(index, at, &freed))
+            ;
+        if (cut || (alone && index->nodes[parent].parent == KV_NODE_NONE))
+            break; /* `kept` is reached, or the root went with it */
+        at = parent;
     }
     return before - index->stats.pages;
 }

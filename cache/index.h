@@ -45,6 +45,12 @@ bool kv_index_insert(kv_index *index, uint64_t space, const int32_t *tokens, uin
 uint32_t kv_index_evict(kv_index *index, uint32_t free_pages, uint64_t now);
 /* Drops a whole namespace, or all of them with space 0. Returns pages dropped. */
 uint32_t kv_index_drop(kv_index *index, uint64_t space);
+/* Drops the rows at and past `kept` on the path of tokens[0..count) with all that follows its end;
+ * branches that leave the path earlier stay, and so does what sequences use, unlisted. `kept`: what
+ * living sessions share. Needs a free node to cut inside an edge; without one the edge goes whole.
+ * Returns pages dropped. */
+uint32_t kv_index_erase(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
+                        uint32_t kept);
 /* A pin keeps a path from eviction until `until`; the longest wins. Covers the matched prefix of
  * the tokens given (and, on an edge pinned before, as much as the longer of the two pins). */
 void kv_index_pin(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,

@@ -82,9 +82,9 @@ void kv_store_close(kv_store *store, bool abandon);
 
 /* Offers tokens[0..count) of a namespace with their pages (rows below `filled`). Pages that are not
  * on disk yet are queued, each with a reference that the store takes; from page `draft_from` on
- * with their side record (UINT32_MAX: none). What finds no room in the queue, in the records or in
- * the day's budget is refused and counted. Returns records queued. `space` is the persistent salt
- * of the namespace. */
+ * with their side record (UINT32_MAX: none; a page that came back without one has none to give).
+ * What finds no room in the queue, in the records or in the day's budget is refused and counted.
+ * Returns records queued. `space` is the persistent salt of the namespace. */
 uint32_t kv_store_write(kv_store *store, uint64_t space, const int32_t *tokens, uint32_t count,
                         const uint32_t *pages, uint32_t draft_from);
 /* Gives back the references on pages that have been copied out. Call it once a step, and after a

@@ -584,3 +584,146 @@ Test(kv_index_cases, B104_branch_from_a_long_shared_prefix)
     seq_end(a), seq_end(b);
     end();
 }
+
+/* ---- erasing ---- */
+
+Test(kv_index, erasing_a_path_leaves_what_others_share)
+{
+    make(64, 32);
+    seq *a = run(1000, 600, 1), *b = seq_make();
+    cr_assert_eq(seq_reuse(b, a->tokens, 300, 2), 300);
+    seq_add_range(b, 5000, 200);
+    cr_assert(seq_insert(b, 3));
+    int32_t tokens[TOKENS_MAX];
+    memcpy(tokens, b->tokens, sizeof tokens);
+    seq_end(b);
+    cr_assert_eq(kv_index_erase(tree, SPACE, a->tokens, 600, 600), 0, "all of it is kept");
+    cr_assert_eq(kv_index_erase(tree, SPACE + 1, a->tokens, 600, 0), 0);
+    cr_assert_gt(kv_index_erase(tree, SPACE, a->tokens, 600, 300), 0);
+    check();
+    cr_assert_eq(peek(a, 600), 300);
+    cr_assert_eq(kv_index_peek(tree, SPACE, tokens, 500), 500);
+    cr_assert_gt(kv_index_erase(tree, SPACE, tokens, 500, 140), 0);
+    check();
+    cr_assert_eq(kv_index_peek(tree, SPACE, tokens, 500), 140);
+    cr_assert_gt(kv_index_erase(tree, SPACE, tokens, 140, 0), 0);
+    cr_assert_eq(kv_index_get_stats(tree).nodes, 0);
+    free(a);
+    end();
+}
+
+Test(kv_index, erasing_unlists_what_a_sequence_uses)
+{
+    make(64, 32);
+    seq *a = seq_make();
+    seq_add_range(a, 1000, 400);
+    cr_assert(seq_insert(a, 1));
+    cr_assert_eq(kv_index_erase(tree, SPACE, a->tokens, 400, 0), 4);
+    cr_assert_eq(peek(a, 400), 0);
+    cr_assert_eq(kv_pool_free_count(pool), 60);
+    seq_end(a);
+    end();
+}
+
+/* ---- by value ---- */
+
+#define SECOND 1000u
+
+/* Sessions of two tools: one answers in 2 s, one in 60 s, and there is memory for half of them.
+ * Each has `turns` pauses; returns the short tool's part of cached tokens after the first half. */
+static double two_tools(kv_policy policy)
+{
+    enum { EACH = 8, LENGTH = 512 };
+    struct {
+        seq *s;
+        uint64_t next, pause;
+    } sessions[2 * EACH];
+    make(EACH * LENGTH / KV_PAGE_TOKENS, 128);
+    kv_index_set_policy(tree, policy, SECOND);
+    double hit = 0, asked = 0;
+    for (uint32_t i = 0; i < 2 * EACH; i++) {
+        sessions[i].s = seq_make();
+        for (int t = 0; t < LENGTH; t++)
+            sessions[i].s->tokens[t] = (int32_t)(i * 10000) + t;
+        sessions[i].pause = i < EACH ? 2 * SECOND : 60 * SECOND;
+        sessions[i].next = 1 + i * sessions[i].pause / (2 * EACH);
+    }
+    for (uint64_t now = 1; now < 1200 * SECOND; now++)
+        for (uint32_t i = 0; i < 2 * EACH; i++) {
+            if (sessions[i].next != now)
+                continue;
+            seq *s = sessions[i].s;
+            uint32_t pages[LENGTH / KV_PAGE_TOKENS], have;
+            kv_match m = kv_index_match(tree, SPACE, s->tokens, LENGTH, pages, now);
+            have = m.page_count;
+            if (i < EACH && now > 600 * SECOND) {
+                hit += m.tokens;
+                asked += LENGTH;
+            }
+            kv_index_evict(tree, LENGTH / KV_PAGE_TOKENS - have, now);
+            for (uint32_t p = have; p < LENGTH / KV_PAGE_TOKENS; p++) {
+                pages[p] = kv_pool_alloc(pool, s->owner);
+                cr_assert_neq(pages[p], KV_PAGE_NONE);
+                kv_pool_set_filled(pool, pages[p], s->owner, KV_PAGE_TOKENS);
+                kv_pool_release(pool, pages[p], s->owner);
+            }
+            cr_assert(kv_index_insert(tree, SPACE, s->tokens, LENGTH, pages, now));
+            kv_index_note_pause(tree, SPACE, s->tokens, LENGTH, i < EACH ? 11 : 12, now);
+            for (uint32_t p = 0; p < LENGTH / KV_PAGE_TOKENS; p++)
+                kv_pool_unref(pool, pages[p]);
+            sessions[i].next = now + sessions[i].pause;
+        }
+    for (uint32_t i = 0; i < 2 * EACH; i++)
+        free(sessions[i].s);
+    end();
+    return hit / asked;
+}
+
+Test(kv_index, the_short_tool_keeps_its_pages)
+{
+    double lru = two_tools(KV_POLICY_LRU), value = two_tools(KV_POLICY_VALUE);
+    cr_log_info("short tool: %.1f %% cached by value, %.1f %% by last use", 100 * value, 100 * lru);
+    cr_assert_geq(value, 0.95);
+    cr_assert_geq(value, lru);
+}
+
+Test(kv_index, without_notes_value_is_last_use)
+{
+    make(12, 32);
+    kv_index_set_policy(tree, KV_POLICY_VALUE, SECOND);
+    seq *a = run(1000, 500, 10 * SECOND), *b = run(2000, 500, 40 * SECOND),
+        *c = run(3000, 500, 90 * SECOND);
+    cr_assert_eq(kv_index_evict(tree, 4, 100 * SECOND), 4);
+    cr_assert_eq(peek(a, 500), 0);
+    cr_assert_eq(kv_index_evict(tree, 8, 100 * SECOND), 4);
+    cr_assert_eq(peek(b, 500), 0);
+    cr_assert_eq(peek(c, 500), 500);
+    free(a), free(b), free(c);
+    end();
+}
+
+Test(kv_index, a_pin_holds_under_value_too)
+{
+    make(12, 32);
+    kv_index_set_policy(tree, KV_POLICY_VALUE, SECOND);
+    seq *a = run(1000, 500, 10), *b = run(2000, 500, 20), *c = run(3000, 500, 30);
+    kv_index_pin(tree, SPACE, a->tokens, 500, 100 * SECOND);
+    cr_assert_eq(kv_index_evict(tree, 12, 50 * SECOND), 8);
+    cr_assert_eq(peek(a, 500), 500);
+    cr_assert_eq(kv_index_evict(tree, 12, 101 * SECOND), 4);
+    free(a), free(b), free(c);
+    end();
+}
+
+Test(kv_index, a_dearer_page_stays_longer)
+{
+    make(8, 32);
+    kv_index_set_policy(tree, KV_POLICY_VALUE, SECOND);
+    kv_index_set_cost(tree, 128);
+    seq *deep = run(1000, 768, 10), *flat = run(9000, 256, 10);
+    cr_assert_eq(kv_index_evict(tree, 2, 20), 2);
+    cr_assert_eq(peek(flat, 256), 0);
+    cr_assert_eq(peek(deep, 768), 768);
+    free(deep), free(flat);
+    end();
+}

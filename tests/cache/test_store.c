@@ -6,6 +6,7 @@
 #include <glob.h>
 #include <sqlite3.h>
 #include <stdio.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -811,4 +812,86 @@ Test(kv_store, locked_newer_and_foreign_databases_are_named)
     cr_assert_not_null(strstr(err.text, "/proc/whimbrel/kv"), "%s", err.text);
     store = NULL;
     tear_down();
+}
+
+/* ---- format ---- */
+
+/* Made by a program of its own (XXH3-64 written from its specification in Python): one record of
+ * two rows of the tokens 5 and -7 in the namespace 0x1122334455667788. */
+static const uint8_t golden_segment[] =
+    "\x57\x4b\x56\x53\x45\x47\x30\x31\x00\x00\x00\x00\x00\x00\x00\x00"
+    "\x54\xb6\x36\xf8\xe0\x44\x60\xda";
+static const uint8_t golden_record[] =
+    "\x57\x4b\x56\x50\x01\x00\x00\x02\x01\x00\x00\x00\x00\x00\x00\x00"
+    "\x60\xfb\x5a\x44\x2c\x6a\x17\x47\x00\x00\x00\x00\x00\x00\x00\x00"
+    "\x02\x00\x00\x00\x00\x10\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
+    "\x00\x00\x00\x00\x00\x00\x00\x00\xd3\xe9\x91\x32\x4a\x3e\x97\x5c"
+    "\x0a\x3a\xd1\x7a\x4a\x8d\x04\x59\xae\x72\xa8\xc9\xee\x79\x7a\x96"
+    "\x10\x11\x12\x20\x21\x22\x30\x31\x40\x41";
+
+Test(kv_store, a_record_looks_as_it_always_did)
+{
+    static const kv_plane two[] = {{KV_PLANE_K, 0, 0, 3}, {KV_PLANE_V, 0, 0, 2}};
+    static const uint8_t k[] = {0x10, 0x11, 0x12, 0x20, 0x21, 0x22}, v[] = {0x30, 0x31, 0x40, 0x41};
+    uint8_t file[3 * 4096], want[2 * 4096] = {0};
+    set_up(two, 2, false);
+    open_store();
+    uint32_t page = kv_pool_alloc(pool, owner);
+    kv_pool_set_filled(pool, page, owner, 2);
+    memcpy(fix_plane(&device, 0, page, 0), k, sizeof k);
+    memcpy(fix_plane(&device, 0, page, 1), v, sizeof v);
+    cr_assert_eq(
+        kv_store_write(store, 0x1122334455667788, (const int32_t[]){5, -7}, 2, &page, UINT32_MAX),
+        1);
+    kv_pool_unref(pool, page);
+    cr_assert(flush());
+    memcpy(want, golden_segment, sizeof golden_segment - 1);
+    memcpy(want + 4096, golden_record, sizeof golden_record - 1);
+    char path[200];
+    file_path(path, "seg-00000000.kv");
+    int fd = open(path, O_RDONLY);
+    cr_assert_eq(read(fd, file, sizeof file), 2 * 4096);
+    close(fd);
+    cr_assert_eq(memcmp(file, want, sizeof want), 0);
+    tear_down();
+}
+
+/* ---- a disk that is really full ---- */
+
+Test(kv_store, a_full_disk_stops_writing_and_nothing_else)
+{
+    set_up(target_planes, 5, false);
+    *strrchr(dir, '/') = '\0';
+    bool mounted = mount("tmpfs", dir, "tmpfs", 0, "size=256k") == 0;
+    strcat(dir, "/kv");
+    if (!mounted) {
+        *strrchr(dir, '/') = '\0';
+        fix_remove_dir(dir);
+        cr_skip_test("a small tmpfs cannot be mounted here");
+    }
+    open_store();
+    for (int i = 0; i < 12; i++) {
+        offer(SPACE, text(10000 * (i + 1), 500), 500, UINT32_MAX);
+        flush();
+        nanosleep(&(struct timespec){.tv_nsec = 60000000}, NULL); /* longer than retry_ms */
+        check();
+    }
+    kv_store_stats s = kv_store_get_stats(store);
+    cr_assert_gt(s.disk_full, 0);
+    cr_assert_gt(s.records, 4);
+    cr_assert_eq(load(SPACE, text(10000, 500), 500), 500);
+    kv_store_erase_space(store, SPACE);
+    for (int i = 0; i < 50 && !flush(); i++)
+        nanosleep(&(struct timespec){.tv_nsec = 60000000}, NULL);
+    cr_assert_eq(kv_store_get_stats(store).records, 0);
+    save(SPACE, text(10000, 500), 500);
+    cr_assert_eq(load(SPACE, text(10000, 500), 500), 500, "there is room again");
+    check();
+    kv_store_close(store, false);
+    *strrchr(dir, '/') = '\0';
+    cr_assert_eq(umount(dir), 0);
+    fix_remove_dir(dir);
+    cr_assert_eq(kv_pool_free_count(pool), FIX_PAGES);
+    kv_pool_destroy(pool);
+    fix_device_deinit(&device);
 }

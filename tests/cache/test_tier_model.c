@@ -313,6 +313,9 @@ static void erase(void)
             before[i] =
                 kv_store_peek(store, entries[i]->space, entries[i]->tokens, entries[i]->count);
         kv_store_erase(store, space, tokens, count, kept);
+        uint32_t listed = kv_index_peek(tree, space, tokens, kept);
+        kv_index_erase(tree, space, tokens, count, kept);
+        MUST(kv_index_peek(tree, space, tokens, kept) == listed);
         uint32_t whole = kept / KV_PAGE_TOKENS * KV_PAGE_TOKENS;
         for (uint32_t i = 0; i < entry_count; i++) {
             const entry *e = entries[i];
