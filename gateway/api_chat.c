@@ -615,7 +615,7 @@ static const json_t *holder(const gw_turn *turn, const char *name)
     return json_object_get(extra, name) ? extra : turn->json;
 }
 
-static base_code read_sampling(gw_turn *turn, base_err *err)
+base_code gw_chat_read_sampling(gw_turn *turn, base_err *err)
 {
     const json_t *json = turn->json;
     eng_sampling *sampling = &turn->request.sampling;
@@ -646,13 +646,20 @@ static base_code read_sampling(gw_turn *turn, base_err *err)
     TRY(gw_read_int(&number, &turn->seeded, json, "", "seed", INT64_MIN, INT64_MAX, err));
     if (turn->seeded)
         sampling->seed = (uint64_t)number;
-    TRY(gw_read_bool(&sampling->logprobs, NULL, json, "", "logprobs", err));
-    number = 0;
-    TRY(gw_read_int(&number, NULL, json, "", "top_logprobs", 0, ENG_TOP_LOGPROBS_MAX, err));
-    sampling->top_logprobs = sampling->logprobs ? (uint32_t)number : 0;
     TRY(read_stop_tokens(turn, holder(turn, "stop_token_ids"), vocab, err));
     TRY(read_bias(turn, vocab, err));
     return read_stops(turn, err);
+}
+
+static base_code read_logprobs(gw_turn *turn, base_err *err)
+{
+    const json_t *json = turn->json;
+    eng_sampling *sampling = &turn->request.sampling;
+    int64_t number = 0;
+    TRY(gw_read_bool(&sampling->logprobs, NULL, json, "", "logprobs", err));
+    TRY(gw_read_int(&number, NULL, json, "", "top_logprobs", 0, ENG_TOP_LOGPROBS_MAX, err));
+    sampling->top_logprobs = sampling->logprobs ? (uint32_t)number : 0;
+    return BASE_OK;
 }
 
 static base_code read_lengths(gw_turn *turn, base_err *err)
@@ -859,7 +866,7 @@ static base_code read_output(gw_turn *turn, base_err *err)
     return BASE_OK;
 }
 
-static base_code parse(gw_turn *turn, base_err *err)
+base_code gw_chat_parse(gw_turn *turn, base_err *err)
 {
     chat *c = base_arena_calloc(turn->arena, 1, sizeof(*c));
     if (!c)
@@ -882,7 +889,8 @@ static base_code parse(gw_turn *turn, base_err *err)
     TRY(read_tools(turn, tools, err));
     TRY(read_tool_choice(turn, err));
     TRY(read_lengths(turn, err));
-    TRY(read_sampling(turn, err));
+    TRY(gw_chat_read_sampling(turn, err));
+    TRY(read_logprobs(turn, err));
     TRY(read_thinking(turn, err));
     TRY(read_retention(turn, err));
     TRY(read_hints(turn, err));
@@ -891,7 +899,7 @@ static base_code parse(gw_turn *turn, base_err *err)
 
 /* Arguments are rendered as parameters, so they must be an object; "" and null are the empty one. A
  * turn that the ledger gave tokens for is not rendered and may hold what it likes. */
-static base_code check(gw_turn *turn, base_err *err)
+base_code gw_chat_check(gw_turn *turn, base_err *err)
 {
     for (uint32_t i = 0; i < turn->chat.item_count; i++) {
         const eng_item *item = &turn->items[i];
@@ -1216,7 +1224,7 @@ static const char *finish_reason(const gw_turn *turn)
                : "stop";
 }
 
-static void put_usage(const gw_turn *turn, base_buf *out)
+void gw_chat_put_usage(const gw_turn *turn, base_buf *out)
 {
     const eng_usage *usage = &turn->usage;
     base_buf_printf(
@@ -1243,7 +1251,7 @@ static void finish_stream(gw_turn *turn)
     if (c->include_usage) {
         out = begin_record(turn);
         base_buf_puts(out, ",\"choices\":[],");
-        put_usage(turn, out);
+        gw_chat_put_usage(turn, out);
         base_buf_puts(out, "}\n\n");
         if (!out->failed)
             gw_turn_write(turn, out->data, out->length);
@@ -1311,7 +1319,7 @@ static void finish_whole(gw_turn *turn)
         base_buf_puts(out, "]");
     }
     base_buf_puts(out, "}],");
-    put_usage(turn, out);
+    gw_chat_put_usage(turn, out);
     base_buf_puts(out, "}");
     gw_turn_respond_json(turn, out);
 }
@@ -1355,7 +1363,7 @@ static void ping(gw_turn *turn)
     gw_turn_write(turn, comment, sizeof(comment) - 1);
 }
 
-static void deinit(gw_turn *turn)
+void gw_chat_deinit(gw_turn *turn)
 {
     chat *c = state(turn);
     base_buf *bufs[] = {&c->head,          &c->record,       &c->ids,      &c->entries,
@@ -1368,15 +1376,15 @@ static void deinit(gw_turn *turn)
 static const gw_dialect dialect = {
     .name = "chat",
     .route = "/v1/chat/completions",
-    .parse = parse,
-    .check = check,
+    .parse = gw_chat_parse,
+    .check = gw_chat_check,
     .open = open_stream,
     .step = step,
     .part = part,
     .finish = finish,
     .fail = fail,
     .ping = ping,
-    .deinit = deinit,
+    .deinit = gw_chat_deinit,
 };
 
 void gw_api_chat_handle(gw_app *app, gw_exchange *exchange)

@@ -5,7 +5,17 @@
 #pragma once
 #include "gateway/app.h"
 #include "gateway/server.h"
+#include "gateway/turn.h"
 
 /* Takes the exchange: authenticates, answers now or later, counts the request in the metrics.
  * Method, media type and Host were checked by the router. Thread: the exchange's loop. */
 void gw_api_chat_handle(gw_app *app, gw_exchange *exchange);
+
+/* For dialects that take the same bodies, or some of their fields. Parse and check: worker. */
+base_code gw_chat_parse(gw_turn *turn, base_err *err);
+base_code gw_chat_check(gw_turn *turn, base_err *err);
+void gw_chat_deinit(gw_turn *turn);
+/* From turn->json: temperature to stop, without logprobs, which has other forms elsewhere. */
+base_code gw_chat_read_sampling(gw_turn *turn, base_err *err);
+/* Appends `"usage":{…}`. */
+void gw_chat_put_usage(const gw_turn *turn, base_buf *out);

@@ -17,6 +17,7 @@
 #include "gateway/api_error.h"
 #include "gateway/api_messages.h"
 #include "gateway/api_models.h"
+#include "gateway/api_text.h"
 #include "gateway/conf.h"
 #include "gateway/metrics.h"
 #include "gateway/tenant.h"
@@ -52,6 +53,10 @@ static const route routes[] = {
     {"GET", "/v1/models", PUBLIC, gw_api_models_list},
     {"GET", "/v1/models/{id}", PUBLIC, gw_api_models_get},
     {"POST", "/v1/chat/completions", PUBLIC | JSON_BODY | TURN, gw_api_chat_handle},
+    {"POST", "/v1/chat/completions/render", PUBLIC | JSON_BODY | TURN, gw_api_chat_render},
+    {"POST", "/v1/completions", PUBLIC | JSON_BODY | TURN, gw_api_completions_handle},
+    {"POST", "/tokenize", PUBLIC | JSON_BODY | TURN, gw_api_tokenize},
+    {"POST", "/detokenize", PUBLIC | JSON_BODY | TURN, gw_api_detokenize},
     {"POST", "/v1/messages", PUBLIC | JSON_BODY | TURN, gw_api_messages_handle},
     {"POST", "/v1/messages/count_tokens", PUBLIC | JSON_BODY | TURN, gw_api_messages_count},
 };

@@ -1,0 +1,696 @@
+/* api_text: see the header. Top: bodies (worker). Bottom: answers (loop).
+ *
+ * A completion's prompt is a string, which is tokenized with the special tokens off like all text
+ * of clients, or a list of token ids; ids of special tokens need the scope raw, as they could play
+ * any role of a conversation. Logprobs, echo and streams in the vendor's old form. Sampling is the
+ * chat dialect's. Refused by name: several prompts or answers in one request, suffix, and logprobs
+ * of an echoed prompt, which the engine does not keep. */
+#include "gateway/api_text.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/base/num.h"
+#include "engine/base/utf8.h"
+#include "gateway/api_chat.h"
+#include "gateway/body.h"
+#include "gateway/tenant.h"
+#include "gateway/turn.h"
+
+#define NAME_BYTES_MAX 256
+#define LOGPROBS_MAX 5           /* the vendor's limit */
+#define OUTPUT_TOKENS_DEFAULT 16 /* the vendor's default */
+#define TOKENS_MAX (1u << 26)    /* of a text that is only counted; bodies are bounded */
+#define REPLACEMENT "\xEF\xBF\xBD"
+
+typedef struct text {
+    eng_text prompt; /* NULL data: ids were sent */
+    int32_t *tokens;
+    uint32_t token_count;
+    bool echo, include_usage, logprobs;
+    base_buf bytes;  /* of the prompt's ids, to echo or to give back */
+    base_buf record; /* scratch */
+    /* Entries that no record has carried yet, or all of them if not streamed. */
+    base_buf names, values, tops, offsets;
+    size_t offset; /* characters before the next token */
+} text;
+
+static text *state(gw_turn *turn)
+{
+    return turn->state_of_dialect;
+}
+
+/* ---- reading ---- */
+
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        base_code code_ = (call);                                                                  \
+        if (code_)                                                                                 \
+            return code_;                                                                          \
+    } while (0)
+
+static base_code no_memory(base_err *err)
+{
+    return base_fail(err, BASE_NOMEM, "no memory for the request");
+}
+
+static base_code make_state(gw_turn *turn, base_err *err)
+{
+    turn->state_of_dialect = base_arena_calloc(turn->arena, 1, sizeof(text));
+    return turn->state_of_dialect ? BASE_OK : no_memory(err);
+}
+
+static base_code read_ids(gw_turn *turn, const json_t *list, const char *name, base_err *err)
+{
+    uint32_t vocab = eng_get_info(turn->app->engine)->vocab;
+    text *t = state(turn);
+    size_t count = json_array_size(list);
+    t->tokens = base_arena_calloc(turn->arena, base_max(count, 1), sizeof *t->tokens);
+    if (!t->tokens)
+        return no_memory(err);
+    for (size_t i = 0; i < count; i++) {
+        const json_t *id = json_array_get(list, i);
+        char where[48];
+        snprintf(where, sizeof where, "%s[%zu]", name, i);
+        if (!json_is_integer(id))
+            return gw_wrong_type("", where, "an integer", id, err);
+        if (json_integer_value(id) < 0 || json_integer_value(id) >= vocab)
+            return base_fail_param(err, BASE_INVALID, where, "%s %lld is not a token id below %u",
+                                   where, (long long)json_integer_value(id), vocab);
+        t->tokens[i] = (int32_t)json_integer_value(id);
+    }
+    t->token_count = (uint32_t)count;
+    return BASE_OK;
+}
+
+static base_code read_prompt(gw_turn *turn, base_err *err)
+{
+    const json_t *prompt = json_object_get(turn->json, "prompt");
+    /* A list of one prompt is that prompt. */
+    const json_t *first = json_array_get(prompt, 0);
+    if (json_is_string(first) || json_is_array(first)) {
+        if (json_array_size(prompt) > 1)
+            return base_fail_param(err, BASE_UNSUPPORTED, "prompt",
+                                   "prompt has %zu prompts, the limit is 1 a request",
+                                   json_array_size(prompt));
+        prompt = first;
+    }
+    if (json_is_string(prompt)) {
+        state(turn)->prompt = (eng_text){json_string_value(prompt), json_string_length(prompt)};
+        return BASE_OK;
+    }
+    if (!json_is_array(prompt))
+        return gw_wrong_type("", "prompt", "a string or an array of token ids", prompt, err);
+    return read_ids(turn, prompt, "prompt", err);
+}
+
+static base_code refuse_many(gw_turn *turn, const char *name, base_err *err)
+{
+    int64_t count = 1;
+    TRY(gw_read_int(&count, NULL, turn->json, "", name, 1, 128, err));
+    if (count > 1)
+        return base_fail_param(err, BASE_UNSUPPORTED, name, "%s %lld exceeds the limit of 1", name,
+                               (long long)count);
+    return BASE_OK;
+}
+
+static base_code read_completion(gw_turn *turn, base_err *err)
+{
+    text *t = state(turn);
+    const json_t *json = turn->json;
+    int64_t number = OUTPUT_TOKENS_DEFAULT;
+    json_t *options;
+    eng_text suffix = {0};
+    const char *label = NULL;
+    TRY(gw_read_int(&number, NULL, json, "", "max_tokens", 1, INT64_MAX, err));
+    turn->request.max_tokens = (uint32_t)base_min(number, UINT32_MAX);
+    TRY(refuse_many(turn, "n", err));
+    TRY(refuse_many(turn, "best_of", err));
+    TRY(gw_read_text(&suffix, json, "", "suffix", err));
+    if (suffix.length)
+        return base_fail_param(err, BASE_UNSUPPORTED, "suffix",
+                               "suffix: this model writes on, it does not fill in");
+    TRY(gw_read_bool(&t->echo, NULL, json, "", "echo", err));
+    number = 0;
+    TRY(gw_read_int(&number, &t->logprobs, json, "", "logprobs", 0, LOGPROBS_MAX, err));
+    if (t->echo && t->logprobs)
+        return base_fail_param(err, BASE_UNSUPPORTED, "logprobs",
+                               "logprobs: the prompt's are not kept, so echo has none to show");
+    turn->request.sampling.logprobs = t->logprobs;
+    turn->request.sampling.top_logprobs = (uint32_t)number;
+    turn->exact_steps = t->logprobs;
+    TRY(gw_read_bool(&turn->stream, NULL, json, "", "stream", err));
+    TRY(gw_read_object(&options, json, "", "stream_options", err));
+    if (options)
+        TRY(gw_read_bool(&t->include_usage, NULL, options, "stream_options", "include_usage", err));
+    TRY(gw_read_name(&label, json, "", "session_id", NAME_BYTES_MAX, err));
+    if (label && label[0])
+        turn->label = label;
+    return gw_read_text(&turn->cache_salt, json, "", "cache_salt", err);
+}
+
+static base_code parse_completion(gw_turn *turn, base_err *err)
+{
+    TRY(make_state(turn, err));
+    turn->response = gw_id_mint("cmpl-");
+    TRY(gw_body_parse(&turn->json, turn->body, turn->body_length, err));
+    TRY(gw_read_name(&turn->model, turn->json, "", "model", NAME_BYTES_MAX, err));
+    if (!turn->model)
+        return base_fail_param(err, BASE_INVALID, "model", "model must name the model to use");
+    TRY(read_prompt(turn, err));
+    TRY(read_completion(turn, err));
+    TRY(gw_chat_read_sampling(turn, err));
+    turn->request.parse = ENG_PARSE_RAW;
+    turn->chat.no_generation_prompt =
+        true; /* so the ledger keeps it, but as no one's turn to say */
+    return BASE_OK;
+}
+
+static bool same_tokens(const int32_t *a, uint32_t a_count, const int32_t *b, uint32_t b_count)
+{
+    return a_count == b_count && memcmp(a, b, a_count * sizeof *a) == 0;
+}
+
+/* An id is special if only the tokenizer with specials on gives it for its text. If both ways agree
+ * on the whole text there is none, which one look settles for nearly every prompt. */
+static base_code check_scope(gw_turn *turn, base_err *err)
+{
+    const eng_engine *engine = turn->app->engine;
+    text *t = state(turn);
+    if (turn->identity.scopes & GW_SCOPE_RAW)
+        return BASE_OK;
+    int32_t *plain, *special;
+    uint32_t plain_count, special_count;
+    eng_text all = {t->bytes.data ? t->bytes.data : "", t->bytes.length};
+    TRY(eng_tokenize(engine, &plain, &plain_count, all, false, TOKENS_MAX, turn->arena, err));
+    TRY(eng_tokenize(engine, &special, &special_count, all, true, TOKENS_MAX, turn->arena, err));
+    if (same_tokens(plain, plain_count, special, special_count))
+        return BASE_OK;
+    base_code code = BASE_OK;
+    base_buf one;
+    base_buf_init(&one, 0);
+    for (uint32_t i = 0; i < t->token_count && !code; i++) {
+        base_buf_clear(&one);
+        code = eng_detokenize(engine, &one, &t->tokens[i], 1, err);
+        eng_text bytes = {one.data ? one.data : "", one.length};
+        if (!code)
+            code = eng_tokenize(engine, &special, &special_count, bytes, true, TOKENS_MAX,
+                                turn->arena, err);
+        if (code || !same_tokens(special, special_count, &t->tokens[i], 1))
+            continue;
+        code =
+            eng_tokenize(engine, &plain, &plain_count, bytes, false, TOKENS_MAX, turn->arena, err);
+        if (!code && !same_tokens(plain, plain_count, &t->tokens[i], 1))
+            code = base_fail_param(err, BASE_DENIED, "prompt",
+                                   "prompt[%u] is the special token %d, which needs a key with the "
+                                   "scope raw",
+                                   i, t->tokens[i]);
+    }
+    base_buf_deinit(&one);
+    return code;
+}
+
+/* The ids of text or of a list, and what a list spells. */
+static base_code make_prompt(gw_turn *turn, base_err *err)
+{
+    text *t = state(turn);
+    eng_prompt *prompt = &turn->prompt;
+    if (t->prompt.data)
+        return eng_tokenize(turn->app->engine, &prompt->tokens, &prompt->token_count, t->prompt,
+                            false, TOKENS_MAX, turn->arena, err);
+    prompt->tokens = t->tokens;
+    prompt->token_count = t->token_count;
+    return eng_detokenize(turn->app->engine, &t->bytes, t->tokens, t->token_count, err);
+}
+
+static base_code render_completion(gw_turn *turn, base_err *err)
+{
+    uint32_t window = eng_get_info(turn->app->engine)->context_max;
+    TRY(make_prompt(turn, err));
+    if (!turn->prompt.token_count)
+        return base_fail_param(err, BASE_INVALID, "prompt", "prompt must not be empty");
+    if (turn->prompt.token_count >= window)
+        return base_fail_param(err, BASE_TOO_LONG, "prompt",
+                               "This model's maximum context length is %u tokens. However, you "
+                               "requested %u tokens in the prompt. Please reduce its length.",
+                               window, turn->prompt.token_count);
+    return state(turn)->prompt.data ? BASE_OK : check_scope(turn, err);
+}
+
+/* ---- writing ---- */
+
+/* Bytes that tokens spell may end inside a character, or be none. */
+static void put_bytes(base_buf *out, const char *bytes, size_t length)
+{
+    base_buf whole;
+    base_buf_init(&whole, 0);
+    for (size_t at = 0; at < length;) {
+        size_t width = base_utf8_char(bytes + at, length - at, NULL);
+        base_buf_add(&whole, width ? bytes + at : REPLACEMENT, width ? width : 3);
+        at += width ? width : 1;
+    }
+    base_buf_json_string(out, whole.data ? whole.data : "", whole.length);
+    out->failed |= whole.failed;
+    base_buf_deinit(&whole);
+}
+
+static size_t characters(const char *bytes, size_t length)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < length; i++)
+        count += ((unsigned char)bytes[i] & 0xC0) != 0x80;
+    return count;
+}
+
+static void put_ids(base_buf *out, const int32_t *tokens, uint32_t count)
+{
+    base_buf_puts(out, "[");
+    for (uint32_t i = 0; i < count; i++)
+        base_buf_printf(out, "%s%d", i ? "," : "", tokens[i]);
+    base_buf_puts(out, "]");
+}
+
+static void put_head(const gw_turn *turn, base_buf *out)
+{
+    base_buf_printf(out,
+                    "{\"id\":\"%s\",\"object\":\"text_completion\",\"created\":%lld,\"model\":",
+                    turn->response.text, (long long)(turn->created_ms / 1000));
+    base_buf_json_string(out, turn->model, strlen(turn->model));
+    base_buf_printf(out, ",\"system_fingerprint\":\"fp_%.12s\"",
+                    eng_get_info(turn->app->engine)->fingerprint);
+}
+
+static void put_echo(gw_turn *turn, base_buf *out)
+{
+    text *t = state(turn);
+    if (t->prompt.data)
+        base_buf_json_string(out, t->prompt.data, t->prompt.length);
+    else
+        put_bytes(out, t->bytes.data, t->bytes.length);
+}
+
+static void put_logprobs(text *t, base_buf *out)
+{
+    base_buf *lists[] = {&t->names, &t->values, &t->tops, &t->offsets};
+    static const char *const names[] = {"tokens", "token_logprobs", "top_logprobs", "text_offset"};
+    if (!t->logprobs) {
+        base_buf_puts(out, "null");
+        return;
+    }
+    for (size_t i = 0; i < 4; i++) {
+        base_buf_printf(out, "%s\"%s\":[", i ? "]," : "{", names[i]);
+        base_buf_add(out, lists[i]->data ? lists[i]->data : "", lists[i]->length);
+        out->failed |= lists[i]->failed;
+        base_buf_clear(lists[i]);
+    }
+    base_buf_puts(out, "]}");
+}
+
+/* `"TOKEN":LOGPROB`; bytes that are no text in the vendor's notation. */
+static void put_token(gw_turn *turn, base_buf *out, int32_t token, size_t *count)
+{
+    base_buf bytes;
+    base_buf_init(&bytes, 0);
+    eng_detokenize(turn->app->engine, &bytes, &token, 1, NULL);
+    *count = characters(bytes.data, bytes.length);
+    if (base_utf8_valid(bytes.data ? bytes.data : "", bytes.length)) {
+        base_buf_json_string(out, bytes.data ? bytes.data : "", bytes.length);
+    } else {
+        base_buf_puts(out, "\"bytes:");
+        for (size_t i = 0; i < bytes.length; i++)
+            base_buf_printf(out, "\\\\x%02x", (unsigned char)bytes.data[i]);
+        base_buf_puts(out, "\"");
+    }
+    out->failed |= bytes.failed;
+    base_buf_deinit(&bytes);
+}
+
+static double shown(float logprob)
+{
+    return isfinite(logprob) ? (double)logprob : -9999.0; /* JSON has no infinity */
+}
+
+static void add_logprob(gw_turn *turn, const eng_logprob *logprob)
+{
+    text *t = state(turn);
+    const char *comma = t->names.length ? "," : "";
+    size_t count, ignored;
+    base_buf_puts(&t->names, comma);
+    put_token(turn, &t->names, logprob->token, &count);
+    base_buf_printf(&t->values, "%s%.6g", comma, shown(logprob->logprob));
+    base_buf_printf(&t->offsets, "%s%zu", comma, t->offset);
+    t->offset += count;
+    base_buf_printf(&t->tops, "%s{", comma);
+    bool among = false;
+    uint32_t top = (uint32_t)base_min(logprob->top_count, turn->request.sampling.top_logprobs);
+    for (uint32_t i = 0; i < top; i++) {
+        base_buf_puts(&t->tops, i ? "," : "");
+        put_token(turn, &t->tops, logprob->top_token[i], &ignored);
+        base_buf_printf(&t->tops, ":%.6g", shown(logprob->top_logprob[i]));
+        among |= logprob->top_token[i] == logprob->token;
+    }
+    if (!among) { /* the one that was taken is always there */
+        base_buf_puts(&t->tops, top ? "," : "");
+        put_token(turn, &t->tops, logprob->token, &ignored);
+        base_buf_printf(&t->tops, ":%.6g", shown(logprob->logprob));
+    }
+    base_buf_puts(&t->tops, "}");
+}
+
+static void step(gw_turn *turn, const eng_event *event)
+{
+    uint32_t count = event->token_count;
+    if (!state(turn)->logprobs || !event->logprobs)
+        return;
+    /* The end token ends the text and is no part of it. */
+    if (event->kind == ENG_EVENT_DONE && event->finish == ENG_FINISH_STOP && event->stop_index < 0)
+        count -= count > 0;
+    for (uint32_t i = 0; i < count; i++)
+        add_logprob(turn, &event->logprobs[i]);
+}
+
+/* `data: {HEAD,"choices":[{"index":0,"text":` */
+static base_buf *begin_record(gw_turn *turn)
+{
+    base_buf *out = &state(turn)->record;
+    base_buf_clear(out);
+    base_buf_puts(out, "data: ");
+    put_head(turn, out);
+    base_buf_puts(out, ",\"choices\":[{\"index\":0,\"text\":");
+    return out;
+}
+
+static void write_record(gw_turn *turn)
+{
+    base_buf *out = &state(turn)->record;
+    turn->lossy |= out->failed;
+    if (!out->failed)
+        gw_turn_write(turn, out->data, out->length);
+}
+
+static void end_record(gw_turn *turn, const char *finish)
+{
+    text *t = state(turn);
+    base_buf_puts(&t->record, ",\"logprobs\":");
+    if (t->names.length)
+        put_logprobs(t, &t->record);
+    else
+        base_buf_puts(&t->record, "null");
+    if (finish)
+        base_buf_printf(&t->record, ",\"finish_reason\":\"%s\"}]", finish);
+    else
+        base_buf_puts(&t->record, ",\"finish_reason\":null}]");
+    base_buf_puts(&t->record, t->include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
+    write_record(turn);
+}
+
+static void open_stream(gw_turn *turn)
+{
+    gw_turn_stream_begin(turn);
+    if (!state(turn)->echo)
+        return;
+    put_echo(turn, begin_record(turn));
+    end_record(turn, NULL);
+}
+
+static void part(gw_turn *turn, const eng_part *p)
+{
+    if (!turn->stream || !turn->exchange || p->kind != ENG_PART_TEXT || !p->length)
+        return;
+    base_buf_json_string(begin_record(turn), p->text, p->length);
+    end_record(turn, NULL);
+}
+
+static const char *finish_reason(const gw_turn *turn)
+{
+    return turn->finish == ENG_FINISH_LENGTH ? "length" : "stop";
+}
+
+static void finish_stream(gw_turn *turn)
+{
+    static const char done[] = "data: [DONE]\n\n";
+    base_buf_puts(begin_record(turn), "\"\"");
+    end_record(turn, finish_reason(turn));
+    if (state(turn)->include_usage) {
+        base_buf *out = &state(turn)->record;
+        base_buf_clear(out);
+        base_buf_puts(out, "data: ");
+        put_head(turn, out);
+        base_buf_puts(out, ",\"choices\":[],");
+        gw_chat_put_usage(turn, out);
+        base_buf_puts(out, "}\n\n");
+        write_record(turn);
+    }
+    gw_turn_write(turn, done, sizeof done - 1);
+    gw_turn_stream_end(turn);
+}
+
+/* Echo and answer are one string, each escaped by itself: the quotes between them go. */
+static void put_text(gw_turn *turn, base_buf *out)
+{
+    size_t seam = 0;
+    if (state(turn)->echo) {
+        put_echo(turn, out);
+        seam = out->length;
+    }
+    base_buf_json_string(out, turn->text.data ? turn->text.data : "", turn->text.length);
+    if (seam && !out->failed) {
+        memmove(out->data + seam - 1, out->data + seam + 1, out->length - seam - 1);
+        out->length -= 2;
+    }
+}
+
+static void finish_completion(gw_turn *turn)
+{
+    if (turn->stream) {
+        finish_stream(turn);
+        return;
+    }
+    text *t = state(turn);
+    base_buf *out = &t->record;
+    base_buf_clear(out);
+    put_head(turn, out);
+    base_buf_puts(out, ",\"choices\":[{\"index\":0,\"text\":");
+    put_text(turn, out);
+    base_buf_puts(out, ",\"logprobs\":");
+    put_logprobs(t, out);
+    base_buf_printf(out, ",\"finish_reason\":\"%s\"}],", finish_reason(turn));
+    gw_chat_put_usage(turn, out);
+    base_buf_puts(out, "}");
+    gw_turn_respond_json(turn, out);
+}
+
+static void fail(gw_turn *turn, const gw_error_row *row, const char *param, const char *message)
+{
+    if (!gw_turn_streaming(turn)) {
+        gw_turn_respond_error(turn, row, param, message);
+        return;
+    }
+    base_buf *out = &state(turn)->record;
+    base_buf_clear(out);
+    base_buf_puts(out, "data: ");
+    gw_error_json(out, row->type, row->code, param, message);
+    base_buf_puts(out, "\n\n");
+    write_record(turn);
+    gw_turn_stream_end(turn);
+}
+
+static void ping(gw_turn *turn)
+{
+    static const char comment[] = ": ping\n\n";
+    gw_turn_write(turn, comment, sizeof comment - 1);
+}
+
+static void deinit(gw_turn *turn)
+{
+    text *t = state(turn);
+    base_buf *bufs[] = {&t->bytes, &t->record, &t->names, &t->values, &t->tops, &t->offsets};
+    for (size_t i = 0; i < sizeof bufs / sizeof *bufs; i++)
+        base_buf_deinit(bufs[i]);
+}
+
+static const gw_dialect completions = {
+    .name = "completions",
+    .route = "/v1/completions",
+    .parse = parse_completion,
+    .render = render_completion,
+    .open = open_stream,
+    .step = step,
+    .part = part,
+    .finish = finish_completion,
+    .fail = fail,
+    .ping = ping,
+    .deinit = deinit,
+};
+
+void gw_api_completions_handle(gw_app *app, gw_exchange *exchange)
+{
+    gw_turn_begin(app, exchange, &completions);
+}
+
+/* ---- tokenize, detokenize, render ---- */
+
+static void fail_whole(gw_turn *turn, const gw_error_row *row, const char *param,
+                       const char *message)
+{
+    gw_turn_respond_error(turn, row, param, message);
+}
+
+static void answer(gw_turn *turn, base_buf *out)
+{
+    gw_turn_respond_json(turn, out);
+    base_buf_deinit(out);
+}
+
+static void finish_tokenize(gw_turn *turn)
+{
+    const eng_prompt *prompt = &turn->prompt;
+    const eng_engine *engine = turn->app->engine;
+    base_buf out, one;
+    base_buf_init(&out, 0);
+    base_buf_init(&one, 0);
+    base_buf_printf(&out, "{\"count\":%u,\"max_model_len\":%u,\"tokens\":", prompt->token_count,
+                    eng_get_info(engine)->context_max);
+    put_ids(&out, prompt->tokens, prompt->token_count);
+    bool strings = json_is_true(json_object_get(turn->json, "return_token_strs"));
+    base_buf_puts(&out, strings ? ",\"token_strs\":[" : ",\"token_strs\":null}");
+    for (uint32_t i = 0; strings && i < prompt->token_count; i++) {
+        base_buf_clear(&one);
+        eng_detokenize(engine, &one, &prompt->tokens[i], 1, NULL);
+        base_buf_puts(&out, i ? "," : "");
+        put_bytes(&out, one.data, one.length);
+    }
+    if (strings)
+        base_buf_puts(&out, "]}");
+    base_buf_deinit(&one);
+    answer(turn, &out);
+}
+
+static const gw_dialect tokenize_chat = {
+    .name = "tokenize",
+    .route = "/tokenize",
+    .dry = true,
+    .parse = gw_chat_parse,
+    .check = gw_chat_check,
+    .finish = finish_tokenize,
+    .fail = fail_whole,
+    .deinit = gw_chat_deinit,
+};
+
+static base_code read_model(gw_turn *turn, base_err *err)
+{
+    TRY(gw_body_parse(&turn->json, turn->body, turn->body_length, err));
+    return gw_read_name(&turn->model, turn->json, "", "model", NAME_BYTES_MAX, err);
+}
+
+static base_code parse_tokenize(gw_turn *turn, base_err *err)
+{
+    eng_text raw;
+    bool flag;
+    turn->model = eng_get_info(turn->app->engine)->name;
+    if (gw_body_member(&raw, turn->body, turn->body_length, "messages")) {
+        /* The loop does not look at the dialect while the turn is the worker's. */
+        turn->dialect = &tokenize_chat;
+        TRY(gw_chat_parse(turn, err));
+        return gw_read_bool(&flag, NULL, turn->json, "", "return_token_strs", err);
+    }
+    TRY(make_state(turn, err));
+    TRY(read_model(turn, err));
+    TRY(gw_read_bool(&flag, NULL, turn->json, "", "add_special_tokens", err));
+    TRY(gw_read_bool(&flag, NULL, turn->json, "", "return_token_strs", err));
+    TRY(gw_read_text(&state(turn)->prompt, turn->json, "", "prompt", err));
+    if (!state(turn)->prompt.data)
+        return gw_wrong_type("", "prompt", "a string", NULL, err);
+    return BASE_OK;
+}
+
+static const gw_dialect tokenize_text = {
+    .name = "tokenize",
+    .route = "/tokenize",
+    .dry = true,
+    .parse = parse_tokenize,
+    .render = make_prompt,
+    .finish = finish_tokenize,
+    .fail = fail_whole,
+    .deinit = deinit,
+};
+
+void gw_api_tokenize(gw_app *app, gw_exchange *exchange)
+{
+    gw_turn_begin(app, exchange, &tokenize_text);
+}
+
+static base_code parse_detokenize(gw_turn *turn, base_err *err)
+{
+    json_t *tokens;
+    turn->model = eng_get_info(turn->app->engine)->name;
+    TRY(make_state(turn, err));
+    TRY(read_model(turn, err));
+    TRY(gw_read_array(&tokens, turn->json, "", "tokens", err));
+    if (!tokens)
+        return gw_wrong_type("", "tokens", "an array of token ids", NULL, err);
+    return read_ids(turn, tokens, "tokens", err);
+}
+
+static void finish_detokenize(gw_turn *turn)
+{
+    base_buf out;
+    base_buf_init(&out, 0);
+    base_buf_puts(&out, "{\"prompt\":");
+    put_bytes(&out, state(turn)->bytes.data, state(turn)->bytes.length);
+    base_buf_puts(&out, "}");
+    answer(turn, &out);
+}
+
+static const gw_dialect detokenize = {
+    .name = "detokenize",
+    .route = "/detokenize",
+    .dry = true,
+    .parse = parse_detokenize,
+    .render = make_prompt,
+    .finish = finish_detokenize,
+    .fail = fail_whole,
+    .deinit = deinit,
+};
+
+void gw_api_detokenize(gw_app *app, gw_exchange *exchange)
+{
+    gw_turn_begin(app, exchange, &detokenize);
+}
+
+static void finish_render(gw_turn *turn)
+{
+    const eng_prompt *prompt = &turn->prompt;
+    base_buf out, bytes;
+    base_buf_init(&out, 0);
+    base_buf_init(&bytes, 0);
+    eng_detokenize(turn->app->engine, &bytes, prompt->tokens, prompt->token_count, NULL);
+    base_buf_puts(&out, "{\"prompt\":");
+    put_bytes(&out, bytes.data, bytes.length);
+    out.failed |= bytes.failed;
+    base_buf_deinit(&bytes);
+    base_buf_puts(&out, ",\"tokens\":");
+    put_ids(&out, prompt->tokens, prompt->token_count);
+    base_buf_printf(&out, ",\"known_items\":%u,\"cached_tokens\":%u}", turn->match.spliced,
+                    eng_peek_cached(turn->app->engine, turn->request.space, prompt->tokens,
+                                    prompt->token_count));
+    answer(turn, &out);
+}
+
+static const gw_dialect rendering = {
+    .name = "render",
+    .route = "/v1/chat/completions/render",
+    .dry = true,
+    .parse = gw_chat_parse,
+    .check = gw_chat_check,
+    .finish = finish_render,
+    .fail = fail_whole,
+    .deinit = gw_chat_deinit,
+};
+
+void gw_api_chat_render(gw_app *app, gw_exchange *exchange)
+{
+    gw_turn_begin(app, exchange, &rendering);
+}
