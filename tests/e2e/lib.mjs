@@ -8,6 +8,7 @@ import { randomInt } from 'node:crypto';
 import http2 from 'node:http2';
 
 export const root = join(dirname(fileURLToPath(import.meta.url)), '../..');
+const program = join(process.env.WHIMBREL_E2E_BUILD ?? join(root, 'build'), 'whimbrel');
 export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 export const pick = (list) => list[randomInt(list.length)];
 /** A pronounceable word that no test has seen before. */
@@ -36,7 +37,7 @@ export async function startServer({ data, model = process.env.WHIMBREL_E2E_MODEL
   data ??= mkdtempSync(join(tmpdir(), 'whimbrel-e2e-'));
   const argv = ['--model', model, '--listen', '127.0.0.1:0', '--data', data, '--set', 'admin.listen=127.0.0.1:0', ...args];
   for (const [key, value] of Object.entries(set)) argv.push('--set', `${key}=${value}`);
-  const child = spawn(join(root, 'build/whimbrel'), argv, { cwd: root, env: { ...process.env, ...env } });
+  const child = spawn(program, argv, { cwd: root, env: { ...process.env, ...env } });
   living.add(child);
   let log = '', out = '';
   child.stderr.on('data', (bytes) => (log += bytes));
@@ -71,7 +72,7 @@ export async function startServer({ data, model = process.env.WHIMBREL_E2E_MODEL
 /** Runs the server expecting it to refuse: exit status and what it wrote. */
 export function runToExit(argv, { timeout = 60000 } = {}) {
   return new Promise((resolve) => {
-    const child = spawn(join(root, 'build/whimbrel'), argv, { cwd: root });
+    const child = spawn(program, argv, { cwd: root });
     living.add(child);
     let log = '';
     child.stderr.on('data', (bytes) => (log += bytes));
