@@ -1190,12 +1190,10 @@ void gw_api_messages_handle(gw_app *app, gw_exchange *exchange)
 
 static void finish_count(gw_turn *turn)
 {
-    base_buf *out = &state(turn)->record;
-    base_buf_clear(out);
-    base_buf_printf(out, "{\"input_tokens\":%u}", turn->prompt.token_count);
-    if (turn->exchange && !out->failed)
+    base_buf_printf(&turn->text, "{\"input_tokens\":%u}", turn->prompt.token_count);
+    if (turn->exchange && !turn->text.failed)
         gw_exchange_add_header(turn->exchange, "request-id", turn->request_id);
-    gw_turn_respond_json(turn, out);
+    gw_turn_respond_json(turn, &turn->text);
 }
 
 static const gw_dialect count_dialect = {

@@ -538,43 +538,41 @@ static void fail_whole(gw_turn *turn, const gw_error_row *row, const char *param
     gw_turn_respond_error(turn, row, param, message);
 }
 
-static void answer(gw_turn *turn, base_buf *out)
+static void finish_dry(gw_turn *turn)
 {
-    gw_turn_respond_json(turn, out);
-    base_buf_deinit(out);
+    gw_turn_respond_json(turn, &turn->text);
 }
 
-static void finish_tokenize(gw_turn *turn)
+static void write_tokens(gw_turn *turn)
 {
     const eng_prompt *prompt = &turn->prompt;
     const eng_engine *engine = turn->app->engine;
-    base_buf out, one;
-    base_buf_init(&out, 0);
+    base_buf *out = &turn->text, one;
     base_buf_init(&one, 0);
-    base_buf_printf(&out, "{\"count\":%u,\"max_model_len\":%u,\"tokens\":", prompt->token_count,
+    base_buf_printf(out, "{\"count\":%u,\"max_model_len\":%u,\"tokens\":", prompt->token_count,
                     eng_get_info(engine)->context_max);
-    put_ids(&out, prompt->tokens, prompt->token_count);
+    put_ids(out, prompt->tokens, prompt->token_count);
     bool strings = json_is_true(json_object_get(turn->json, "return_token_strs"));
-    base_buf_puts(&out, strings ? ",\"token_strs\":[" : ",\"token_strs\":null}");
+    base_buf_puts(out, strings ? ",\"token_strs\":[" : ",\"token_strs\":null}");
     for (uint32_t i = 0; strings && i < prompt->token_count; i++) {
         base_buf_clear(&one);
         eng_detokenize(engine, &one, &prompt->tokens[i], 1, NULL);
-        base_buf_puts(&out, i ? "," : "");
-        put_bytes(&out, one.data, one.length);
+        base_buf_puts(out, i ? "," : "");
+        put_bytes(out, one.data, one.length);
     }
     if (strings)
-        base_buf_puts(&out, "]}");
+        base_buf_puts(out, "]}");
     base_buf_deinit(&one);
-    answer(turn, &out);
 }
 
 static const gw_dialect tokenize_chat = {
     .name = "tokenize",
     .route = "/tokenize",
     .dry = true,
+    .write = write_tokens,
     .parse = gw_chat_parse,
     .check = gw_chat_check,
-    .finish = finish_tokenize,
+    .finish = finish_dry,
     .fail = fail_whole,
     .deinit = gw_chat_deinit,
 };
@@ -610,9 +608,10 @@ static const gw_dialect tokenize_text = {
     .name = "tokenize",
     .route = "/tokenize",
     .dry = true,
+    .write = write_tokens,
     .parse = parse_tokenize,
     .render = make_prompt,
-    .finish = finish_tokenize,
+    .finish = finish_dry,
     .fail = fail_whole,
     .deinit = deinit,
 };
@@ -634,23 +633,21 @@ static base_code parse_detokenize(gw_turn *turn, base_err *err)
     return read_ids(turn, tokens, "tokens", err);
 }
 
-static void finish_detokenize(gw_turn *turn)
+static void write_text(gw_turn *turn)
 {
-    base_buf out;
-    base_buf_init(&out, 0);
-    base_buf_puts(&out, "{\"prompt\":");
-    put_bytes(&out, state(turn)->bytes.data, state(turn)->bytes.length);
-    base_buf_puts(&out, "}");
-    answer(turn, &out);
+    base_buf_puts(&turn->text, "{\"prompt\":");
+    put_bytes(&turn->text, state(turn)->bytes.data, state(turn)->bytes.length);
+    base_buf_puts(&turn->text, "}");
 }
 
 static const gw_dialect detokenize = {
     .name = "detokenize",
     .route = "/detokenize",
     .dry = true,
+    .write = write_text,
     .parse = parse_detokenize,
     .render = make_prompt,
-    .finish = finish_detokenize,
+    .finish = finish_dry,
     .fail = fail_whole,
     .deinit = deinit,
 };
@@ -660,32 +657,31 @@ void gw_api_detokenize(gw_app *app, gw_exchange *exchange)
     gw_turn_begin(app, exchange, &detokenize);
 }
 
-static void finish_render(gw_turn *turn)
+static void write_prompt(gw_turn *turn)
 {
     const eng_prompt *prompt = &turn->prompt;
-    base_buf out, bytes;
-    base_buf_init(&out, 0);
+    base_buf *out = &turn->text, bytes;
     base_buf_init(&bytes, 0);
     eng_detokenize(turn->app->engine, &bytes, prompt->tokens, prompt->token_count, NULL);
-    base_buf_puts(&out, "{\"prompt\":");
-    put_bytes(&out, bytes.data, bytes.length);
-    out.failed |= bytes.failed;
+    base_buf_puts(out, "{\"prompt\":");
+    put_bytes(out, bytes.data, bytes.length);
+    out->failed |= bytes.failed;
     base_buf_deinit(&bytes);
-    base_buf_puts(&out, ",\"tokens\":");
-    put_ids(&out, prompt->tokens, prompt->token_count);
-    base_buf_printf(&out, ",\"known_items\":%u,\"cached_tokens\":%u}", turn->match.spliced,
+    base_buf_puts(out, ",\"tokens\":");
+    put_ids(out, prompt->tokens, prompt->token_count);
+    base_buf_printf(out, ",\"known_items\":%u,\"cached_tokens\":%u}", turn->match.spliced,
                     eng_peek_cached(turn->app->engine, turn->request.space, prompt->tokens,
                                     prompt->token_count));
-    answer(turn, &out);
 }
 
 static const gw_dialect rendering = {
     .name = "render",
     .route = "/v1/chat/completions/render",
     .dry = true,
+    .write = write_prompt,
     .parse = gw_chat_parse,
     .check = gw_chat_check,
-    .finish = finish_render,
+    .finish = finish_dry,
     .fail = fail_whole,
     .deinit = gw_chat_deinit,
 };

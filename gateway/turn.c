@@ -667,6 +667,8 @@ static base_code match_and_render(gw_turn *turn, base_err *err)
                ? turn->dialect->render(turn, err)
                : eng_render(app->engine, &turn->prompt, &turn->chat,
                             turn->dialect->dry ? DRY_TOKENS_MAX : 0, NULL, turn->arena, err);
+    if (!code && turn->dialect->write)
+        turn->dialect->write(turn);
     if (code || turn->dialect->dry)
         return code;
     /* A prompt that fills the window leaves no room for an answer. */

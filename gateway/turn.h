@@ -41,6 +41,9 @@ typedef struct gw_dialect {
     base_code (*render)(gw_turn *turn, base_err *err);
     /* Nothing is generated or stored: `finish` comes once the prompt is made, however long. */
     bool dry;
+    /* Worker, for dry turns whose answer may be long: writes it, so that `finish` on the loop holds
+     * no one up. May be NULL. */
+    void (*write)(gw_turn *turn);
     /* Loop. A stream was admitted: headers and opening records. */
     void (*open)(gw_turn *turn);
     /* Loop. The engine has looked for the prompt's cached prefix: usage.prompt_tokens and
