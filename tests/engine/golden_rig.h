@@ -10,6 +10,7 @@ typedef struct golden_bounds {
     double logits; /* plus 2 * moved, the oracle's own sensitivity, where `moved_counts` */
     bool moved_counts;
     double margin;       /* selections are compared where the oracle's margin exceeds it */
+    bool cascades;       /* natural prompts: see golden_selections */
     double gap;          /* greedy tokens past `kept` are compared up to the first gap below it */
     double draft_logits; /* plus 2 * the largest `moved` of the prompt, likewise */
     double draft_gap, confidence;
@@ -48,9 +49,15 @@ typedef struct golden_sums {
     uint64_t selections, skipped, differ;
 } golden_sums;
 
+/* Every selection is compared. Where the oracle's margin exceeds the bound it must be equal; except
+ * that in a long natural prompt one code that rounds the other way changes the inputs of every
+ * later layer, so no margin tells there what must agree. The oracle reran each prompt with noise of
+ * 1e-6 and stored margin 0 where its own selection changed; with `cascades` a prompt may differ in
+ * at most as many selections as the oracle did from itself: in none where it changed none. */
 static inline void golden_selections(const golden_trace *t, const eng_files *v, const char *name,
-                                     double bound, golden_sums *sums)
+                                     const golden_bounds *b, golden_sums *sums)
 {
+    uint64_t differ_here = 0, unstable = 0;
     const eng_model_config *c = t->r->config;
     uint8_t *blocks = rig_values(v, name, ".blocks");
     float *margin = rig_values(v, name, ".margin");
@@ -66,13 +73,22 @@ static inline void golden_selections(const golden_trace *t, const eng_files *v, 
                                         ? -1
                                         : blocks[at * c->topk_blocks + k]) != got[k];
             sums->selections++;
-            sums->skipped += (double)margin[at] <= bound;
+            sums->skipped += !b->cascades && (double)margin[at] <= b->margin;
             sums->differ += differ;
-            cr_expect(!differ || (double)margin[at] <= bound,
+            differ_here += differ;
+            unstable += margin[at] == 0;
+            cr_expect(b->cascades || !differ || (double)margin[at] <= b->margin,
                       "%s: layer %u row %u head %u selects otherwise, margin %g", name, l,
                       i / c->index_heads, i % c->index_heads, (double)margin[at]);
         }
         sparse += c->sparse[l] != 0;
+    }
+    if (b->cascades) {
+        cr_expect(differ_here <= unstable,
+                  "%s: %llu selections differ, the oracle's own noise changed %llu", name,
+                  (unsigned long long)differ_here, (unsigned long long)unstable);
+        fprintf(stderr, "%s: %llu selections differ, %llu under the oracle's own noise\n", name,
+                (unsigned long long)differ_here, (unsigned long long)unstable);
     }
     free(blocks);
     free(margin);
@@ -209,7 +225,7 @@ static inline void golden_prompt(rig *r, const eng_files *v, const eng_files *dr
     double d = rig_distance(trace.hidden, want_hidden + (size_t)wanted * c->hidden,
                             (size_t)c->layers * wanted * c->hidden);
     sums->hidden = d > sums->hidden ? d : sums->hidden;
-    golden_selections(&trace, v, name, b->margin, sums);
+    golden_selections(&trace, v, name, b, sums);
 
     /* The oracle's continuation is run whatever we would have chosen, so that every step is judged
      * by itself. */

@@ -6,7 +6,7 @@
  * row's logits. */
 static const golden_bounds NANO = {.logits = 0.02,
                                    .moved_counts = true,
-                                   .margin = 0.01,
+                                   .cascades = true,
                                    .gap = 0.05,
                                    .draft_logits = 0.05,
                                    .draft_gap = 0.1,
