@@ -191,27 +191,35 @@ void kv_index__orphan(kv_index *index, uint32_t at, uint32_t parent)
     }
 }
 
-void kv_index__left_behind(kv_index *index, uint32_t at, uint64_t now)
+void kv_index__left_behind(kv_index *index, uint32_t at, uint32_t front, uint64_t now)
 {
     kv_node *node = &index->nodes[at];
-    if (node->paused == 0)
-        return;
+    if (node->paused == 0 || front < node->length)
+        return; /* somebody else's branch off an early part: the pause goes on */
+    count_pause(index, node->pause_class, node->paused, now, true);
+    index->nodes[node->parent].gap = gap_level(age_of(index, node->paused, now));
     node->pause_class = CLASS_LEFT_BEHIND * KV_GAPS;
     node->paused = now > 0 ? now : 1;
+    node->pause_mark = 0;
+    kv_index__heap_move(index, at);
 }
 
-/* Returns a second at each age: what was counted, drawn towards `prior` with the weight of
- * PRIOR_RETURNS returns. `hazard` may be `prior`. */
+/* Returns a second at each age: what was counted, drawn with the weight of PRIOR_RETURNS returns
+ * towards `prior`, which is first scaled to as many returns as there were in all: where hardly
+ * anything returns the shape stays. `hazard` may be `prior`. */
 static void find_hazard(float *hazard, const float *returned, const float *ended,
                         const float *prior)
 {
-    float later = 0;
+    float time[KV_AGES], later = 0, seen = PRIOR_RETURNS, expected = PRIOR_RETURNS;
     for (uint32_t i = KV_AGES; i-- > 0;) {
-        float width = age_start(i + 1) - age_start(i);
-        float time = width * (later + ended[i] / 2);
+        time[i] = (age_start(i + 1) - age_start(i)) * (later + ended[i] / 2);
         later += ended[i];
-        hazard[i] = (returned[i] + PRIOR_RETURNS) / (time + PRIOR_RETURNS / prior[i]);
+        seen += returned[i];
+        expected += time[i] * prior[i];
     }
+    for (uint32_t i = 0; i < KV_AGES; i++)
+        hazard[i] = (returned[i] + PRIOR_RETURNS) /
+                    (time[i] + PRIOR_RETURNS * expected / (seen * prior[i]));
 }
 
 /* The value at each age. */
@@ -290,7 +298,7 @@ static uint64_t value_rank(const kv_index *index, const kv_node *node, uint64_t 
 {
     if (pin_holds_last(node) && node->pin_until > now)
         return RANK_PINNED | node->pin_until >> 1;
-    uint64_t since = node->paused != 0 ? node->paused : node->used;
+    uint64_t since = node->paused > node->used ? node->paused : node->used;
     uint16_t class = node->paused != 0 ? node->pause_class : CLASS_UNKNOWN * KV_GAPS + node->gap;
     float value = index->classes[class].value[age_of(index, since, now)];
     if (index->cost_doubling > 0)

@@ -607,7 +607,7 @@ bool kv_index_insert(kv_index *index, uint64_t space, const int32_t *tokens, uin
     if (cut) {
         uint32_t rest = cur.at;
         cur.at = split(index, rest, cur.in_edge);
-        kv_index__left_behind(index, rest, now);
+        kv_index__left_behind(index, rest, index->nodes[cur.at].length, now);
     }
     if (!grow) {
         uint32_t child = take_node(index);
@@ -706,7 +706,7 @@ void kv_index_note_pause(kv_index *index, uint64_t space, const int32_t *tokens,
             return;
         uint32_t rest = cur.at;
         cur.at = split(index, rest, cur.in_edge);
-        kv_index__left_behind(index, rest, now);
+        kv_index__left_behind(index, rest, index->nodes[cur.at].length, now);
     }
     uint32_t slot = count / KV_PAGE_TOKENS;
     uint64_t mark =

@@ -102,7 +102,7 @@ void kv_index__came_back(kv_index *index, uint32_t at, uint64_t space, const int
                          uint32_t from, uint32_t count, uint64_t now);
 void kv_index__returned(kv_index *index, uint32_t at, uint64_t now);
 void kv_index__orphan(kv_index *index, uint32_t at, uint32_t parent);
-void kv_index__left_behind(kv_index *index, uint32_t at, uint64_t now);
+void kv_index__left_behind(kv_index *index, uint32_t at, uint32_t front, uint64_t now);
 void kv_index__heap_put(kv_index *index, uint32_t at);
 void kv_index__heap_take(kv_index *index, uint32_t at);
 void kv_index__heap_move(kv_index *index, uint32_t at);
