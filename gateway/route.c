@@ -17,6 +17,7 @@
 #include "gateway/api_error.h"
 #include "gateway/api_messages.h"
 #include "gateway/api_models.h"
+#include "gateway/api_responses.h"
 #include "gateway/api_text.h"
 #include "gateway/conf.h"
 #include "gateway/metrics.h"
@@ -57,6 +58,8 @@ static const route routes[] = {
     {"POST", "/v1/completions", PUBLIC | JSON_BODY | TURN, gw_api_completions_handle},
     {"POST", "/tokenize", PUBLIC | JSON_BODY | TURN, gw_api_tokenize},
     {"POST", "/detokenize", PUBLIC | JSON_BODY | TURN, gw_api_detokenize},
+    {"POST", "/v1/responses", PUBLIC | JSON_BODY | TURN, gw_api_responses_handle},
+    {"POST", "/v1/responses/input_tokens", PUBLIC | JSON_BODY | TURN, gw_api_responses_count},
     {"POST", "/v1/messages", PUBLIC | JSON_BODY | TURN, gw_api_messages_handle},
     {"POST", "/v1/messages/count_tokens", PUBLIC | JSON_BODY | TURN, gw_api_messages_count},
 };

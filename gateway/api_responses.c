@@ -1,0 +1,905 @@
+/* api_responses: see the header. Top: reading a body (worker). Bottom: writing events (loop).
+ *
+ * Read and applied: model, input, instructions, tools (functions), tool_choice,
+ * parallel_tool_calls, stream, max_output_tokens, temperature, top_p and the engine's own sampling
+ * fields, reasoning.effort and .summary, store, metadata, include (reasoning.encrypted_content).
+ * Read for their type alone: user, safety_identifier, service_tier, truncation, text.verbosity,
+ * prompt_cache_key (a session label at last), max_tool_calls. Tools of other types than function
+ * are left out of the prompt: clients offer hosted ones unasked. Refused by name: background,
+ * conversation, prompt, text.format other than text, logprobs, parts that are not text.
+ *
+ * An output item is a run of parts of one kind. The item of a call is told to be done only when the
+ * turn is committed, so that a client never acts on a call that the ledger does not know. */
+#include "gateway/api_responses.h"
+
+#include <ctype.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/base/clock.h"
+#include "engine/base/json.h"
+#include "engine/base/num.h"
+#include "engine/base/utf8.h"
+#include "gateway/api_chat.h"
+#include "gateway/body.h"
+#include "gateway/responses_item.h"
+#include "gateway/seal.h"
+
+#define PATH_BYTES 96
+#define NAME_BYTES_MAX 256
+#define TOOL_NAME_MAX 128
+#define METADATA_MAX 16
+#define TURN_DIGITS 5 /* where a turn's hex digits begin, behind "turn_" */
+
+/* One output item. `offset` into the turn's text of its kind. */
+typedef struct segment {
+    eng_part_kind kind; /* REASONING, TEXT or CALL_BEGIN */
+    uint32_t call;
+    uint32_t nth; /* of its kind */
+    size_t offset, length;
+} segment;
+
+typedef struct responses {
+    bool summary;   /* reasoning is given as a summary, which some clients show alone */
+    bool encrypted; /* a signature of the reasoning was asked for */
+    bool parallel;
+    char *echo; /* members of the response object that repeat the request */
+    json_t *stored;
+    uint32_t sequence;
+    base_buf record; /* scratch */
+    segment *segments;
+    uint32_t count, capacity;
+    bool open; /* the last one is not closed */
+} responses;
+
+static responses *state(gw_turn *turn)
+{
+    return turn->state_of_dialect;
+}
+
+/* ---- reading ---- */
+
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        base_code code_ = (call);                                                                  \
+        if (code_)                                                                                 \
+            return code_;                                                                          \
+    } while (0)
+
+static base_code no_memory(base_err *err)
+{
+    return base_fail(err, BASE_NOMEM, "no memory for the request");
+}
+
+static int shown(const char *text)
+{
+    return (int)base_utf8_complete(text, strnlen(text, 64));
+}
+
+static base_code not_offered(base_err *err, const char *param)
+{
+    return base_fail_param(err, BASE_UNSUPPORTED, param, "%s is not offered yet", param);
+}
+
+/* One tool as a function object in the order in which the other dialects' clients send its parts,
+ * so that a session may change its dialect and keep its cache. */
+static base_code read_tool(gw_turn *turn, eng_text *out, const json_t *tool, eng_text raw,
+                           const char *path, base_err *err)
+{
+    static const char *const parts[] = {"name", "description", "parameters"};
+    const char *name = NULL;
+    eng_text description = {0};
+    json_t *parameters;
+    TRY(gw_read_name(&name, tool, path, "name", NAME_BYTES_MAX, err));
+    if (!name)
+        return gw_wrong_type(path, "name", "a string", NULL, err);
+    size_t length = strlen(name);
+    bool good = length && length <= TOOL_NAME_MAX;
+    for (size_t i = 0; i < length; i++)
+        good &= isalnum((unsigned char)name[i]) || strchr("_-.:", name[i]);
+    if (!good) {
+        char where[PATH_BYTES + 8];
+        snprintf(where, sizeof where, "%s.name", path);
+        return base_fail_param(err, BASE_INVALID, where,
+                               "%s must have 1 to %d letters, digits, '_', '-', '.' or ':'", where,
+                               TOOL_NAME_MAX);
+    }
+    TRY(gw_read_text(&description, tool, path, "description", err));
+    TRY(gw_read_object(&parameters, tool, path, "parameters", err));
+    base_buf json;
+    base_buf_init(&json, 0);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        eng_text part;
+        if (!gw_body_member(&part, raw.data, raw.length, parts[i]) ||
+            (part.length == 4 && memcmp(part.data, "null", 4) == 0))
+            continue;
+        base_buf_printf(&json, "%s\"%s\":", json.length ? "," : "{", parts[i]);
+        base_buf_add(&json, part.data, part.length);
+    }
+    base_buf_puts(&json, "}");
+    char *text = json.failed ? NULL : base_arena_copy(turn->arena, json.data, json.length);
+    *out = (eng_text){text, json.length};
+    base_buf_deinit(&json);
+    return text ? BASE_OK : no_memory(err);
+}
+
+/* `raw` is the text of the array: the schemas' numbers and the order of their members must reach
+ * the prompt as the client wrote them. */
+static base_code read_tools(gw_turn *turn, eng_text raw, base_err *err)
+{
+    json_t *tools;
+    TRY(gw_read_array(&tools, turn->json, "", "tools", err));
+    size_t count = json_array_size(tools);
+    if (!count)
+        return BASE_OK;
+    eng_text *texts = base_arena_calloc(turn->arena, count, sizeof *texts);
+    if (!texts)
+        return no_memory(err);
+    base_json json;
+    base_json_init(&json, raw.data, raw.length, BASE_JSON_DEPTH_MAX);
+    base_json_next(&json); /* the array's beginning */
+    for (size_t i = 0; i < count; i++) {
+        const json_t *tool = json_array_get(tools, i);
+        char path[PATH_BYTES];
+        snprintf(path, sizeof path, "tools[%zu]", i);
+        if (!json_is_object(tool))
+            return gw_wrong_type(path, "", "an object", tool, err);
+        if (base_json_next(&json) != BASE_JSON_OBJECT_BEGIN || !base_json_skip(&json))
+            return base_fail_param(err, BASE_INVALID, path, "%s is not well formed", path);
+        eng_text one = {json.raw, json.raw_length};
+        const char *type = NULL;
+        TRY(gw_read_name(&type, tool, path, "type", NAME_BYTES_MAX, err));
+        if (type && strcmp(type, "function") != 0)
+            continue;
+        TRY(read_tool(turn, &texts[turn->chat.tool_count], tool, one, path, err));
+        turn->chat.tool_count++;
+    }
+    turn->chat.tools = texts;
+    return BASE_OK;
+}
+
+static base_code read_mode(gw_turn *turn, const char *mode, base_err *err)
+{
+    eng_tool_choice *choice = &turn->request.tool_choice;
+    if (strcmp(mode, "none") == 0)
+        *choice = ENG_TOOL_NONE;
+    else if (strcmp(mode, "auto") == 0)
+        *choice = turn->chat.tool_count ? ENG_TOOL_AUTO : ENG_TOOL_NONE;
+    else if (strcmp(mode, "required") == 0)
+        *choice = ENG_TOOL_REQUIRED;
+    else
+        return base_fail_param(err, BASE_INVALID, "tool_choice",
+                               "tool_choice '%.*s' is not one of none, auto, required", shown(mode),
+                               mode);
+    if (*choice == ENG_TOOL_REQUIRED && !turn->chat.tool_count)
+        return base_fail_param(err, BASE_INVALID, "tool_choice",
+                               "tool_choice asks for a call, but there are no function tools");
+    return BASE_OK;
+}
+
+static base_code find_tool(gw_turn *turn, const char *name, base_err *err)
+{
+    const json_t *tools = json_object_get(turn->json, "tools");
+    for (size_t i = 0; i < json_array_size(tools); i++) {
+        const json_t *tool = json_array_get(tools, i);
+        const char *type = json_string_value(json_object_get(tool, "type"));
+        const char *have = json_string_value(json_object_get(tool, "name"));
+        if (have && strcmp(have, name) == 0 && (!type || strcmp(type, "function") == 0)) {
+            turn->request.tool_name = (eng_text){have, strlen(have)};
+            return BASE_OK;
+        }
+    }
+    return base_fail_param(err, BASE_INVALID, "tool_choice",
+                           "tool_choice names '%.*s', which is not among the function tools",
+                           shown(name), name);
+}
+
+/* allowed_tools: the prompt keeps all tools, so that its cached prefix stays. One allowed tool that
+ * is required becomes a named choice; of several the mode alone is applied. */
+static base_code read_allowed(gw_turn *turn, const json_t *choice, base_err *err)
+{
+    json_t *list;
+    const char *mode = NULL;
+    TRY(gw_read_name(&mode, choice, "tool_choice", "mode", NAME_BYTES_MAX, err));
+    TRY(gw_read_array(&list, choice, "tool_choice", "tools", err));
+    TRY(read_mode(turn, mode ? mode : "auto", err));
+    const char *name = json_string_value(json_object_get(json_array_get(list, 0), "name"));
+    if (json_array_size(list) == 1 && name && turn->request.tool_choice == ENG_TOOL_REQUIRED) {
+        turn->request.tool_choice = ENG_TOOL_NAMED;
+        return find_tool(turn, name, err);
+    }
+    return BASE_OK;
+}
+
+static base_code read_tool_choice(gw_turn *turn, base_err *err)
+{
+    responses *r = state(turn);
+    r->parallel = true;
+    TRY(gw_read_bool(&r->parallel, NULL, turn->json, "", "parallel_tool_calls", err));
+    turn->request.call_max = r->parallel ? 0 : 1;
+    const json_t *choice = json_object_get(turn->json, "tool_choice");
+    if (!choice || json_is_null(choice))
+        return read_mode(turn, "auto", err);
+    if (json_is_string(choice))
+        return read_mode(turn, json_string_value(choice), err);
+    if (!json_is_object(choice))
+        return gw_wrong_type("", "tool_choice", "a string or an object", choice, err);
+    const char *type = NULL, *name = NULL;
+    TRY(gw_read_name(&type, choice, "tool_choice", "type", NAME_BYTES_MAX, err));
+    if (type && strcmp(type, "allowed_tools") == 0)
+        return read_allowed(turn, choice, err);
+    TRY(gw_read_name(&name, choice, "tool_choice", "name", NAME_BYTES_MAX, err));
+    if (!name) /* a hosted tool's form; none of those runs here */
+        return read_mode(turn, "auto", err);
+    turn->request.tool_choice = ENG_TOOL_NAMED;
+    return find_tool(turn, name, err);
+}
+
+/* Efforts none and minimal mean no thinking, the others keep the model's mode and become its effort
+ * line; an unknown one is a hint that nobody understands, so that no client text lands in the
+ * system turn. */
+static base_code read_reasoning(gw_turn *turn, base_err *err)
+{
+    static const char *const levels[] = {"low", "medium", "high", "xhigh", "max"};
+    json_t *reasoning;
+    const char *effort = NULL, *summary = NULL;
+    TRY(gw_read_object(&reasoning, turn->json, "", "reasoning", err));
+    if (!reasoning)
+        return BASE_OK;
+    TRY(gw_read_name(&effort, reasoning, "reasoning", "effort", NAME_BYTES_MAX, err));
+    TRY(gw_read_name(&summary, reasoning, "reasoning", "summary", NAME_BYTES_MAX, err));
+    state(turn)->summary = summary && strcmp(summary, "none") != 0;
+    if (!effort)
+        return BASE_OK;
+    if (strcmp(effort, "none") == 0 || strcmp(effort, "minimal") == 0)
+        turn->chat.thinking = ENG_THINK_DISABLED;
+    for (size_t i = 0; i < sizeof levels / sizeof *levels; i++)
+        if (strcmp(effort, levels[i]) == 0)
+            turn->chat.effort = (eng_text){levels[i], strlen(levels[i])};
+    return BASE_OK;
+}
+
+static base_code read_metadata(gw_turn *turn, base_err *err)
+{
+    json_t *metadata;
+    TRY(gw_read_object(&metadata, turn->json, "", "metadata", err));
+    if (!metadata)
+        return BASE_OK;
+    if (json_object_size(metadata) > METADATA_MAX)
+        return base_fail_param(err, BASE_INVALID, "metadata",
+                               "metadata has %zu pairs, the limit is %d",
+                               json_object_size(metadata), METADATA_MAX);
+    const char *name;
+    json_t *value;
+    json_object_foreach(metadata, name, value)
+    {
+        if (strlen(name) > 4 * 64 || json_string_length(value) > 4 * 512)
+            return base_fail_param(err, BASE_INVALID, "metadata",
+                                   "metadata: names have at most 64 characters, values 512");
+        if (!json_is_string(value))
+            return gw_wrong_type("", "metadata", "a map of strings", value, err);
+    }
+    char *text = json_dumps(metadata, JSON_COMPACT);
+    if (text)
+        turn->metadata = base_arena_copy(turn->arena, text, strlen(text));
+    free(text);
+    return turn->metadata ? BASE_OK : no_memory(err);
+}
+
+static base_code read_refused(gw_turn *turn, base_err *err)
+{
+    const json_t *json = turn->json;
+    bool background = false;
+    TRY(gw_read_bool(&background, NULL, json, "", "background", err));
+    if (background)
+        return not_offered(err, "background");
+    static const char *const members[] = {"conversation", "prompt", "previous_response_id"};
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
+        const json_t *value = json_object_get(json, members[i]);
+        if (value && !json_is_null(value))
+            return not_offered(err, members[i]);
+    }
+    json_t *text, *format;
+    const char *type = NULL, *verbosity = NULL;
+    TRY(gw_read_object(&text, json, "", "text", err));
+    if (text) {
+        TRY(gw_read_name(&verbosity, text, "text", "verbosity", NAME_BYTES_MAX, err));
+        TRY(gw_read_object(&format, text, "text", "format", err));
+        if (format)
+            TRY(gw_read_name(&type, format, "text.format", "type", NAME_BYTES_MAX, err));
+        if (type && strcmp(type, "text") != 0)
+            return base_fail_param(err, BASE_UNSUPPORTED, "text.format.type",
+                                   "text.format.type '%.*s' is not offered yet, only text is",
+                                   shown(type), type);
+    }
+    int64_t number = 0;
+    TRY(gw_read_int(&number, NULL, json, "", "top_logprobs", 0, ENG_TOP_LOGPROBS_MAX, err));
+    if (number)
+        return not_offered(err, "top_logprobs");
+    return BASE_OK;
+}
+
+static base_code read_rest(gw_turn *turn, base_err *err)
+{
+    static const char *const strings[] = {"user",         "safety_identifier",      "truncation",
+                                          "service_tier", "prompt_cache_retention", "instructions"};
+    const json_t *json = turn->json;
+    for (size_t i = 0; i < sizeof strings / sizeof *strings; i++) {
+        eng_text text = {0};
+        TRY(gw_read_text(&text, json, "", strings[i], err));
+    }
+    int64_t number = 0;
+    bool seen = false;
+    TRY(gw_read_int(&number, NULL, json, "", "max_tool_calls", 0, INT64_MAX, err));
+    TRY(gw_read_int(&number, &seen, json, "", "max_output_tokens", 1, INT64_MAX, err));
+    turn->request.max_tokens = seen ? (uint32_t)base_min(number, (int64_t)UINT32_MAX) : 0;
+    json_t *include;
+    TRY(gw_read_array(&include, json, "", "include", err));
+    for (size_t i = 0; i < json_array_size(include); i++) {
+        const char *name = json_string_value(json_array_get(include, i));
+        if (!name)
+            return gw_wrong_type("", "include", "an array of strings", include, err);
+        state(turn)->encrypted |= strcmp(name, "reasoning.encrypted_content") == 0;
+        if (strcmp(name, "message.output_text.logprobs") == 0)
+            return not_offered(err, "include");
+    }
+    bool store = true;
+    TRY(gw_read_bool(&store, NULL, json, "", "store", err));
+    turn->retention = store ? GW_RETAIN_KEPT : GW_RETAIN_USAGE;
+    TRY(gw_read_bool(&turn->stream, NULL, json, "", "stream", err));
+    const char *label = NULL;
+    TRY(gw_read_name(&label, json, "", "prompt_cache_key", NAME_BYTES_MAX, err));
+    if (!turn->label && label && label[0])
+        turn->label = label;
+    return gw_read_text(&turn->cache_salt, json, "", "cache_salt", err);
+}
+
+static base_code read_input(gw_turn *turn, base_err *err)
+{
+    responses *r = state(turn);
+    gw_item_list list = {.turn = turn, .stored = r->stored};
+    const json_t *input = json_object_get(turn->json, "input");
+    const json_t *instructions = json_object_get(turn->json, "instructions");
+    if (json_string_length(instructions))
+        TRY(gw_items_add_system(
+            &list, (eng_text){json_string_value(instructions), json_string_length(instructions)},
+            err));
+    if (input && !json_is_null(input))
+        TRY(gw_items_read(&list, input, "input", err));
+    if (!list.count)
+        return base_fail_param(err, BASE_INVALID, "input",
+                               "input must be a string or an array of at least one item");
+    gw_order_results(list.items, list.ids, list.count);
+    turn->items = list.items;
+    turn->chat.items = list.items;
+    turn->chat.item_count = list.count;
+    return BASE_OK;
+}
+
+/* ---- what the response repeats of the request ---- */
+
+/* The client's own value, or what stands for its absence. */
+static void put_member(base_buf *out, const gw_turn *turn, const char *name, const char *absent)
+{
+    const json_t *value = json_object_get(turn->json, name);
+    char *text =
+        value && !json_is_null(value) ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
+    base_buf_printf(out, ",\"%s\":", name);
+    base_buf_puts(out, text ? text : absent);
+    free(text);
+}
+
+static base_code make_echo(gw_turn *turn, base_err *err)
+{
+    static const char *const members[][2] = {{"instructions", "null"},
+                                             {"max_output_tokens", "null"},
+                                             {"max_tool_calls", "null"},
+                                             {"metadata", "{}"},
+                                             {"previous_response_id", "null"},
+                                             {"prompt_cache_key", "null"},
+                                             {"safety_identifier", "null"},
+                                             {"tool_choice", "\"auto\""},
+                                             {"tools", "[]"},
+                                             {"truncation", "\"disabled\""},
+                                             {"user", "null"}};
+    responses *r = state(turn);
+    base_buf out;
+    base_buf_init(&out, 0);
+    base_buf_puts(&out, "\"model\":");
+    base_buf_json_string(&out, turn->model, strlen(turn->model));
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++)
+        put_member(&out, turn, members[i][0], members[i][1]);
+    base_buf_printf(&out,
+                    ",\"background\":false,\"conversation\":null,\"service_tier\":\"default\","
+                    "\"store\":%s,\"parallel_tool_calls\":%s,\"temperature\":%g,\"top_p\":%g,"
+                    "\"top_logprobs\":0",
+                    turn->retention == GW_RETAIN_KEPT ? "true" : "false",
+                    r->parallel ? "true" : "false", (double)turn->request.sampling.temperature,
+                    (double)turn->request.sampling.top_p);
+    put_member(&out, turn, "reasoning", "{\"effort\":null,\"summary\":null}");
+    put_member(&out, turn, "text", "{\"format\":{\"type\":\"text\"}}");
+    base_buf_add(&out, "", 1);
+    r->echo = out.failed ? NULL : base_arena_copy(turn->arena, out.data, out.length);
+    base_buf_deinit(&out);
+    return r->echo ? BASE_OK : no_memory(err);
+}
+
+static base_code parse(gw_turn *turn, base_err *err)
+{
+    responses *r = base_arena_calloc(turn->arena, 1, sizeof *r);
+    if (!r)
+        return no_memory(err);
+    turn->state_of_dialect = r;
+    r->stored = json_array();
+    snprintf(turn->response.text, sizeof turn->response.text, "resp_%.24s",
+             turn->id.text + TURN_DIGITS);
+    /* Before gw_body_parse, which may rewrite numbers. */
+    eng_text tools = {0}, raw;
+    if (gw_body_member(&raw, turn->body, turn->body_length, "tools") && raw.length &&
+        raw.data[0] == '[') {
+        tools = (eng_text){base_arena_copy(turn->arena, raw.data, raw.length), raw.length};
+        if (!tools.data)
+            return no_memory(err);
+    }
+    TRY(gw_body_parse(&turn->json, turn->body, turn->body_length, err));
+    TRY(gw_read_name(&turn->model, turn->json, "", "model", NAME_BYTES_MAX, err));
+    if (!turn->model)
+        return base_fail_param(err, BASE_INVALID, "model", "model must name the model to use");
+    TRY(read_refused(turn, err));
+    TRY(read_tools(turn, tools, err));
+    TRY(read_tool_choice(turn, err));
+    TRY(gw_chat_read_sampling(turn, err));
+    turn->request.sampling.logprobs = false;
+    turn->request.sampling.top_logprobs = 0;
+    TRY(read_reasoning(turn, err));
+    TRY(read_metadata(turn, err));
+    TRY(read_rest(turn, err));
+    TRY(read_input(turn, err));
+    return make_echo(turn, err);
+}
+
+/* Arguments are rendered as parameters, so they must be an object; "" and null are the empty one. A
+ * turn that the ledger gave tokens for is not rendered and may hold what it likes. */
+static base_code check(gw_turn *turn, base_err *err)
+{
+    for (uint32_t i = 0; i < turn->chat.item_count; i++) {
+        const eng_item *item = &turn->items[i];
+        for (uint32_t k = 0; !item->tokens && k < item->call_count; k++) {
+            /* calls are const for the engine, but they are this turn's own array. */
+            eng_text *arguments = &((eng_call *)item->calls)[k].arguments;
+            base_json json;
+            base_json_init(&json, arguments->data, arguments->length, BASE_JSON_DEPTH_MAX);
+            base_json_kind first = base_json_next(&json), kind = first;
+            if (arguments->length == 0 || strspn(arguments->data, " \t\r\n") >= arguments->length ||
+                first == BASE_JSON_NULL) {
+                *arguments = (eng_text){"{}", 2};
+                continue;
+            }
+            while (kind != BASE_JSON_END && kind != BASE_JSON_ERROR)
+                kind = base_json_next(&json);
+            if (kind != BASE_JSON_END || first != BASE_JSON_OBJECT_BEGIN)
+                return base_fail_param(err, BASE_INVALID, "input",
+                                       "input: the arguments of a call of '%.*s' must be the JSON "
+                                       "text of an object",
+                                       shown(item->calls[k].name.data), item->calls[k].name.data);
+        }
+    }
+    return BASE_OK;
+}
+
+/* ---- objects ---- */
+
+static void put_slice(base_buf *out, const base_buf *text, size_t offset, size_t length)
+{
+    base_buf_json_string(out, length ? text->data + offset : "", length);
+}
+
+static void put_item_id(base_buf *out, const gw_turn *turn, const segment *s)
+{
+    const char *digits = turn->id.text + TURN_DIGITS;
+    if (s->kind == ENG_PART_CALL_BEGIN)
+        base_buf_printf(out, "\"fc_%s_%u\"", digits, s->call);
+    else
+        base_buf_printf(out, "\"%s%s", s->kind == ENG_PART_TEXT ? "msg_" : "rs_", digits);
+    if (s->kind != ENG_PART_CALL_BEGIN && s->nth)
+        base_buf_printf(out, "_%u", s->nth);
+    if (s->kind != ENG_PART_CALL_BEGIN)
+        base_buf_puts(out, "\"");
+}
+
+static void put_part(base_buf *out, gw_turn *turn, const segment *s, bool with_text)
+{
+    bool said = s->kind == ENG_PART_TEXT;
+    base_buf_printf(out, "{\"type\":\"%s\",\"text\":",
+                    said                   ? "output_text"
+                    : state(turn)->summary ? "summary_text"
+                                           : "reasoning_text");
+    put_slice(out, said ? &turn->text : &turn->reasoning, s->offset, with_text ? s->length : 0);
+    base_buf_puts(out, said ? ",\"annotations\":[],\"logprobs\":[]}" : "}");
+}
+
+/* `status`: "in_progress" is the item as it is added, without content. */
+static void put_item(base_buf *out, gw_turn *turn, const segment *s, const char *status)
+{
+    responses *r = state(turn);
+    bool whole = strcmp(status, "in_progress") != 0;
+    base_buf_puts(out, "{\"id\":");
+    put_item_id(out, turn, s);
+    if (s->kind == ENG_PART_CALL_BEGIN) {
+        const gw_turn_call *call = &turn->calls[s->call];
+        base_buf_printf(
+            out,
+            ",\"type\":\"function_call\",\"status\":\"%s\",\"call_id\":\"%s\",\"name\":", status,
+            call->id.text);
+        put_slice(out, &call->name, 0, call->name.length);
+        base_buf_puts(out, ",\"arguments\":");
+        put_slice(out, &call->arguments, 0, whole ? call->arguments.length : 0);
+        base_buf_puts(out, "}");
+        return;
+    }
+    bool said = s->kind == ENG_PART_TEXT;
+    base_buf_printf(out, ",\"type\":\"%s\",\"status\":\"%s\"", said ? "message" : "reasoning",
+                    status);
+    base_buf_puts(out, said         ? ",\"role\":\"assistant\",\"content\":["
+                       : r->summary ? ",\"summary\":["
+                                    : ",\"summary\":[],\"content\":[");
+    if (whole)
+        put_part(out, turn, s, true);
+    base_buf_puts(out, "]");
+    if (!said && r->encrypted) {
+        char seal[GW_SEAL_TEXT_BYTES + 1] = "";
+        gw_seal_turn(turn->app->seal, seal, turn->identity.tenant, &turn->id);
+        base_buf_printf(out, ",\"encrypted_content\":\"%s\"", seal);
+    }
+    base_buf_puts(out, "}");
+}
+
+/* Whether the last item, which the end of the turn cut, is whole. */
+static const char *item_status(const gw_turn *turn, const responses *r, const segment *s)
+{
+    bool cut = turn->finish == ENG_FINISH_LENGTH && s == &r->segments[r->count - 1];
+    bool open_call = s->kind == ENG_PART_CALL_BEGIN && !turn->calls[s->call].whole;
+    return open_call || (cut && s->kind != ENG_PART_CALL_BEGIN) ? "incomplete" : "completed";
+}
+
+static void put_usage(base_buf *out, const gw_turn *turn)
+{
+    const eng_usage *usage = &turn->usage;
+    base_buf_printf(out,
+                    "{\"input_tokens\":%u,\"input_tokens_details\":{\"cached_tokens\":%u,"
+                    "\"cache_write_tokens\":%u},\"output_tokens\":%u,\"output_tokens_details\":"
+                    "{\"reasoning_tokens\":%u},\"total_tokens\":%llu,",
+                    usage->prompt_tokens, usage->cached_tokens,
+                    usage->prompt_tokens -
+                        (uint32_t)base_min(usage->cached_tokens, usage->prompt_tokens),
+                    usage->output_tokens, usage->reasoning_tokens,
+                    (unsigned long long)usage->prompt_tokens + usage->output_tokens);
+    gw_turn_extension(turn, out);
+    base_buf_puts(out, "}");
+}
+
+/* `row` NULL unless it failed. */
+static void put_response(base_buf *out, gw_turn *turn, const char *status, const gw_error_row *row,
+                         const char *message)
+{
+    responses *r = state(turn);
+    bool whole = strcmp(status, "in_progress") != 0;
+    base_buf_printf(out, "{\"id\":\"%s\",\"object\":\"response\",\"created_at\":%lld,",
+                    turn->response.text, (long long)(turn->created_ms / 1000));
+    base_buf_printf(out, "\"status\":\"%s\",\"completed_at\":", status);
+    if (strcmp(status, "completed") == 0)
+        base_buf_printf(out, "%lld", (long long)(turn->commit.ended_ms / 1000));
+    else
+        base_buf_puts(out, "null");
+    base_buf_puts(out, ",\"error\":");
+    if (row) {
+        base_buf_puts(out, "{\"code\":");
+        const char *code = row->code ? row->code : row->type;
+        base_buf_json_string(out, code, strlen(code));
+        base_buf_puts(out, ",\"message\":");
+        base_buf_json_string(out, message, strlen(message));
+        base_buf_puts(out, "}");
+    } else {
+        base_buf_puts(out, "null");
+    }
+    base_buf_printf(
+        out, ",\"incomplete_details\":%s,%s,\"output\":[",
+        strcmp(status, "incomplete") == 0 ? "{\"reason\":\"max_output_tokens\"}" : "null", r->echo);
+    for (uint32_t i = 0; whole && i < r->count; i++) {
+        base_buf_puts(out, i ? "," : "");
+        put_item(out, turn, &r->segments[i],
+                 row ? "incomplete" : item_status(turn, r, &r->segments[i]));
+    }
+    base_buf_puts(out, "],\"usage\":");
+    if (whole && turn->done_seen)
+        put_usage(out, turn);
+    else
+        base_buf_puts(out, "null");
+    base_buf_puts(out, "}");
+}
+
+/* ---- events ---- */
+
+static base_buf *begin_event(gw_turn *turn, const char *type)
+{
+    responses *r = state(turn);
+    base_buf_clear(&r->record);
+    base_buf_printf(&r->record, "event: %s\ndata: {\"type\":\"%s\",\"sequence_number\":%u", type,
+                    type, r->sequence++);
+    return &r->record;
+}
+
+static void end_event(gw_turn *turn)
+{
+    base_buf *out = &state(turn)->record;
+    base_buf_puts(out, "}\n\n");
+    turn->lossy |= out->failed;
+    if (!out->failed)
+        gw_turn_write(turn, out->data, out->length);
+}
+
+static void response_event(gw_turn *turn, const char *type, const char *status)
+{
+    base_buf *out = begin_event(turn, type);
+    base_buf_puts(out, ",\"response\":");
+    put_response(out, turn, status, NULL, NULL);
+    end_event(turn);
+}
+
+static void item_event(gw_turn *turn, const char *type, uint32_t index, const char *status)
+{
+    base_buf *out = begin_event(turn, type);
+    base_buf_printf(out, ",\"output_index\":%u,\"item\":", index);
+    put_item(out, turn, &state(turn)->segments[index], status);
+    end_event(turn);
+}
+
+/* Begins an event of the last item's only part. */
+static base_buf *begin_part_event(gw_turn *turn, const char *type)
+{
+    responses *r = state(turn);
+    const segment *s = &r->segments[r->count - 1];
+    base_buf *out = begin_event(turn, type);
+    base_buf_puts(out, ",\"item_id\":");
+    put_item_id(out, turn, s);
+    base_buf_printf(out, ",\"output_index\":%u", r->count - 1);
+    if (s->kind == ENG_PART_TEXT || (s->kind == ENG_PART_REASONING && !r->summary))
+        base_buf_puts(out, ",\"content_index\":0");
+    else if (s->kind == ENG_PART_REASONING)
+        base_buf_puts(out, ",\"summary_index\":0");
+    return out;
+}
+
+/* Events of parts by kind: text, reasoning, reasoning as a summary, calls. */
+typedef struct names {
+    const char *added, *delta, *done, *part_done;
+} names;
+
+static const names *names_of(const responses *r, eng_part_kind kind)
+{
+    static const names text = {"response.content_part.added", "response.output_text.delta",
+                               "response.output_text.done", "response.content_part.done"},
+                       reasoning = {"response.content_part.added", "response.reasoning_text.delta",
+                                    "response.reasoning_text.done", "response.content_part.done"},
+                       summary = {"response.reasoning_summary_part.added",
+                                  "response.reasoning_summary_text.delta",
+                                  "response.reasoning_summary_text.done",
+                                  "response.reasoning_summary_part.done"},
+                       call = {NULL, "response.function_call_arguments.delta",
+                               "response.function_call_arguments.done", NULL};
+    return kind == ENG_PART_TEXT        ? &text
+           : kind == ENG_PART_REASONING ? r->summary ? &summary : &reasoning
+                                        : &call;
+}
+
+static void part_event(gw_turn *turn, const char *type, bool with_text)
+{
+    responses *r = state(turn);
+    base_buf *out = begin_part_event(turn, type);
+    base_buf_puts(out, ",\"part\":");
+    put_part(out, turn, &r->segments[r->count - 1], with_text);
+    end_event(turn);
+}
+
+/* Ends the last item. Calls are said to be done at the commit, see `finish_stream`. */
+static void close_last(gw_turn *turn)
+{
+    responses *r = state(turn);
+    if (!r->open)
+        return;
+    r->open = false;
+    if (!gw_turn_streaming(turn))
+        return;
+    const segment *s = &r->segments[r->count - 1];
+    const names *n = names_of(r, s->kind);
+    base_buf *out = begin_part_event(turn, n->done);
+    if (s->kind == ENG_PART_CALL_BEGIN) {
+        const gw_turn_call *call = &turn->calls[s->call];
+        base_buf_puts(out, ",\"name\":");
+        put_slice(out, &call->name, 0, call->name.length);
+        base_buf_puts(out, ",\"arguments\":");
+        put_slice(out, &call->arguments, 0, call->arguments.length);
+        end_event(turn);
+        return;
+    }
+    bool said = s->kind == ENG_PART_TEXT;
+    base_buf_puts(out, ",\"text\":");
+    put_slice(out, said ? &turn->text : &turn->reasoning, s->offset, s->length);
+    base_buf_puts(out, said ? ",\"logprobs\":[]" : "");
+    end_event(turn);
+    part_event(turn, n->part_done, true);
+    item_event(turn, "response.output_item.done", r->count - 1, item_status(turn, r, s));
+}
+
+static segment *open_segment(gw_turn *turn, eng_part_kind kind, uint32_t call)
+{
+    responses *r = state(turn);
+    close_last(turn);
+    if (r->count == r->capacity) {
+        uint32_t capacity = r->capacity ? r->capacity * 2 : 8;
+        segment *more = realloc(r->segments, capacity * sizeof *more);
+        if (!more) {
+            turn->lossy = true;
+            return NULL;
+        }
+        r->segments = more;
+        r->capacity = capacity;
+    }
+    segment s = {.kind = kind, .call = call};
+    for (uint32_t i = 0; i < r->count; i++)
+        if (r->segments[i].kind == kind) {
+            s.nth++;
+            s.offset = r->segments[i].offset + r->segments[i].length;
+        }
+    r->segments[r->count++] = s;
+    r->open = true;
+    if (gw_turn_streaming(turn)) {
+        const char *added = names_of(r, kind)->added;
+        item_event(turn, "response.output_item.added", r->count - 1, "in_progress");
+        if (added)
+            part_event(turn, added, false);
+    }
+    return &r->segments[r->count - 1];
+}
+
+static void part(gw_turn *turn, const eng_part *p)
+{
+    responses *r = state(turn);
+    if (p->kind == ENG_PART_CALL_END) {
+        close_last(turn);
+        return;
+    }
+    if (p->kind == ENG_PART_CALL_BEGIN) {
+        open_segment(turn, ENG_PART_CALL_BEGIN, p->call);
+        return;
+    }
+    if (!p->length)
+        return;
+    eng_part_kind kind = p->kind == ENG_PART_CALL_ARGS ? ENG_PART_CALL_BEGIN : p->kind;
+    segment *s = r->open ? &r->segments[r->count - 1] : NULL;
+    if (!s || s->kind != kind) {
+        if (kind == ENG_PART_CALL_BEGIN)
+            return; /* arguments of no call */
+        s = open_segment(turn, kind, 0);
+    }
+    if (!s)
+        return;
+    s->length += p->length;
+    if (!gw_turn_streaming(turn))
+        return;
+    base_buf *out = begin_part_event(turn, names_of(r, kind)->delta);
+    base_buf_puts(out, ",\"delta\":");
+    base_buf_json_string(out, p->text, p->length);
+    base_buf_puts(out, kind == ENG_PART_TEXT ? ",\"logprobs\":[]" : "");
+    end_event(turn);
+}
+
+static void open_stream(gw_turn *turn)
+{
+    gw_turn_stream_begin(turn);
+    response_event(turn, "response.created", "in_progress");
+    response_event(turn, "response.in_progress", "in_progress");
+}
+
+static void finish(gw_turn *turn)
+{
+    responses *r = state(turn);
+    const char *status = turn->finish == ENG_FINISH_LENGTH ? "incomplete" : "completed";
+    close_last(turn);
+    if (!turn->stream) {
+        base_buf_clear(&r->record);
+        put_response(&r->record, turn, status, NULL, NULL);
+        gw_turn_respond_json(turn, &r->record);
+        return;
+    }
+    for (uint32_t i = 0; i < r->count; i++)
+        if (r->segments[i].kind == ENG_PART_CALL_BEGIN)
+            item_event(turn, "response.output_item.done", i, item_status(turn, r, &r->segments[i]));
+    response_event(turn,
+                   turn->finish == ENG_FINISH_LENGTH ? "response.incomplete" : "response.completed",
+                   status);
+    gw_turn_stream_end(turn);
+}
+
+static void fail(gw_turn *turn, const gw_error_row *row, const char *param, const char *message)
+{
+    if (!gw_turn_streaming(turn)) {
+        gw_turn_respond_error(turn, row, param, message);
+        return;
+    }
+    base_buf *out = begin_event(turn, "response.failed");
+    base_buf_puts(out, ",\"response\":");
+    put_response(out, turn, "failed", row, message);
+    end_event(turn);
+    gw_turn_stream_end(turn);
+}
+
+/* Clients of this dialect count events, not comments, as a sign of life. */
+static void ping(gw_turn *turn)
+{
+    begin_event(turn, "keepalive");
+    end_event(turn);
+}
+
+static void deinit(gw_turn *turn)
+{
+    responses *r = state(turn);
+    base_buf_deinit(&r->record);
+    free(r->segments);
+    json_decref(r->stored);
+}
+
+static const gw_dialect dialect = {
+    .name = "responses",
+    .route = "/v1/responses",
+    .parse = parse,
+    .check = check,
+    .open = open_stream,
+    .part = part,
+    .finish = finish,
+    .fail = fail,
+    .ping = ping,
+    .deinit = deinit,
+};
+
+void gw_api_responses_handle(gw_app *app, gw_exchange *exchange)
+{
+    gw_turn_begin(app, exchange, &dialect);
+}
+
+/* ---- input_tokens ---- */
+
+static base_code parse_count(gw_turn *turn, base_err *err)
+{
+    TRY(parse(turn, err));
+    turn->stream = false;
+    return BASE_OK;
+}
+
+static void finish_count(gw_turn *turn)
+{
+    base_buf *out = &state(turn)->record;
+    base_buf_clear(out);
+    base_buf_printf(out, "{\"object\":\"response.input_tokens\",\"input_tokens\":%u}",
+                    turn->prompt.token_count);
+    gw_turn_respond_json(turn, out);
+}
+
+static const gw_dialect counting = {
+    .name = "responses",
+    .route = "/v1/responses/input_tokens",
+    .parse = parse_count,
+    .check = check,
+    .dry = true,
+    .part = part,
+    .finish = finish_count,
+    .fail = fail,
+    .deinit = deinit,
+};
+
+void gw_api_responses_count(gw_app *app, gw_exchange *exchange)
+{
+    gw_turn_begin(app, exchange, &counting);
+}

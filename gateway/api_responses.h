@@ -1,0 +1,14 @@
+/* api_responses: the dialect of POST /v1/responses, JSON and server-sent events.
+ *
+ * Reads a body into the turn's own form (turn.h) on a worker and writes events on the loop. Every
+ * id of a response and of its output items is made from its turn's: resp_, msg_ and rs_ with the
+ * same 24 hex digits, fc_ with the call's index behind them. */
+#pragma once
+#include "gateway/app.h"
+#include "gateway/server.h"
+
+/* Takes the exchange: authenticates, answers now or later, counts the request in the metrics.
+ * Thread: the exchange's loop, as for all of these. */
+void gw_api_responses_handle(gw_app *app, gw_exchange *exchange);
+/* POST /v1/responses/input_tokens: runs nothing. */
+void gw_api_responses_count(gw_app *app, gw_exchange *exchange);

@@ -1,0 +1,352 @@
+#include "gateway/responses_item.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/base/num.h"
+#include "engine/base/utf8.h"
+#include "gateway/body.h"
+
+#define PATH_BYTES 96
+#define NAME_BYTES_MAX 256
+
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        base_code code_ = (call);                                                                  \
+        if (code_)                                                                                 \
+            return code_;                                                                          \
+    } while (0)
+
+static base_code no_memory(base_err *err)
+{
+    return base_fail(err, BASE_NOMEM, "no memory for the request");
+}
+
+static void name_path(char out[PATH_BYTES], const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+static void name_path(char out[PATH_BYTES], const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(out, PATH_BYTES, fmt, args);
+    va_end(args);
+}
+
+static eng_text text_of(const char *text)
+{
+    return (eng_text){text, text ? strlen(text) : 0};
+}
+
+/* ---- the list ---- */
+
+static eng_item *add(gw_item_list *list, eng_role role)
+{
+    base_arena *arena = list->turn->arena;
+    if (list->count == list->capacity) {
+        uint32_t capacity = list->capacity ? list->capacity * 2 : 16;
+        eng_item *items = base_arena_calloc(arena, capacity, sizeof *items);
+        eng_text *ids = base_arena_calloc(arena, capacity, sizeof *ids);
+        if (!items || !ids)
+            return NULL;
+        if (list->count) {
+            memcpy(items, list->items, list->count * sizeof *items);
+            memcpy(ids, list->ids, list->count * sizeof *ids);
+        }
+        list->items = items;
+        list->ids = ids;
+        list->capacity = capacity;
+    }
+    eng_item *item = &list->items[list->count++];
+    *item = (eng_item){.role = role, .text = {"", 0}};
+    list->open = role == ENG_ROLE_ASSISTANT;
+    return item;
+}
+
+/* The assistant's item that goes on, or a new one. */
+static eng_item *assistant(gw_item_list *list, bool fresh)
+{
+    return list->open && !fresh ? &list->items[list->count - 1] : add(list, ENG_ROLE_ASSISTANT);
+}
+
+static base_code append(gw_item_list *list, eng_text *to, eng_text more, base_err *err)
+{
+    if (!to->length) {
+        *to = more;
+        return BASE_OK;
+    }
+    char *text = base_arena_alloc(list->turn->arena, to->length + more.length);
+    if (!text)
+        return no_memory(err);
+    memcpy(text, to->data, to->length);
+    if (more.length)
+        memcpy(text + to->length, more.data, more.length);
+    *to = (eng_text){text, to->length + more.length};
+    return BASE_OK;
+}
+
+static base_code add_reasoning(gw_item_list *list, eng_text text, base_err *err)
+{
+    const eng_item *last = list->open ? &list->items[list->count - 1] : NULL;
+    eng_item *item = assistant(list, last && (last->text.length || last->call_count));
+    return item ? append(list, &item->reasoning, text, err) : no_memory(err);
+}
+
+static base_code add_said(gw_item_list *list, eng_text text, base_err *err)
+{
+    /* Two messages in a row are two turns; a message behind a call is the same one's. */
+    const eng_item *last = list->open ? &list->items[list->count - 1] : NULL;
+    eng_item *item = assistant(list, last && last->text.length && !last->call_count);
+    return item ? append(list, &item->text, text, err) : no_memory(err);
+}
+
+static base_code add_call(gw_item_list *list, eng_call call, base_err *err)
+{
+    eng_item *item = assistant(list, false);
+    if (!item)
+        return no_memory(err);
+    uint32_t count = item->call_count;
+    eng_call *calls = (eng_call *)item->calls; /* this list's own array */
+    if ((count & (count - 1)) == 0) {          /* full: room is a power of two */
+        calls = base_arena_calloc(list->turn->arena, count ? count * 2 : 1, sizeof *calls);
+        if (!calls)
+            return no_memory(err);
+        if (count)
+            memcpy(calls, item->calls, count * sizeof *calls);
+    }
+    calls[count] = call;
+    item->calls = calls;
+    item->call_count++;
+    return BASE_OK;
+}
+
+base_code gw_items_add_system(gw_item_list *list, eng_text text, base_err *err)
+{
+    eng_item *item = add(list, ENG_ROLE_SYSTEM);
+    if (!item)
+        return no_memory(err);
+    item->text = text;
+    return BASE_OK;
+}
+
+/* ---- contents ---- */
+
+/* A string, or parts whose texts are joined without separator; absent is the empty text. */
+static base_code read_content(gw_item_list *list, eng_text *out, const json_t *object,
+                              const char *path, const char *name, base_err *err)
+{
+    const json_t *content = json_object_get(object, name);
+    *out = (eng_text){"", 0};
+    if (!content || json_is_null(content))
+        return BASE_OK;
+    if (json_is_string(content)) {
+        *out = (eng_text){json_string_value(content), json_string_length(content)};
+        return BASE_OK;
+    }
+    if (!json_is_array(content))
+        return gw_wrong_type(path, name, "a string or an array of parts", content, err);
+    for (size_t i = 0; i < json_array_size(content); i++) {
+        const json_t *part = json_array_get(content, i);
+        char where[PATH_BYTES], param[PATH_BYTES + 8];
+        name_path(where, "%s.%s[%zu]", path, name, i);
+        if (!json_is_object(part))
+            return gw_wrong_type(where, "", "an object", part, err);
+        const char *type = NULL;
+        TRY(gw_read_name(&type, part, where, "type", NAME_BYTES_MAX, err));
+        bool refusal = type && strcmp(type, "refusal") == 0;
+        eng_text text = {0};
+        if (type && !refusal && !strstr(type, "text")) {
+            snprintf(param, sizeof param, "%s.type", where);
+            return base_fail_param(err, BASE_UNSUPPORTED, param,
+                                   "%s '%.*s': this model reads text only", param,
+                                   (int)base_utf8_complete(type, strnlen(type, 32)), type);
+        }
+        TRY(gw_read_text(&text, part, where, refusal ? "refusal" : "text", err));
+        if (!text.data)
+            return gw_wrong_type(where, refusal ? "refusal" : "text", "a string", NULL, err);
+        TRY(append(list, out, text, err));
+    }
+    return BASE_OK;
+}
+
+static base_code read_message(gw_item_list *list, const json_t *item, const char *path,
+                              base_err *err)
+{
+    const char *role = NULL;
+    eng_text text;
+    TRY(gw_read_name(&role, item, path, "role", NAME_BYTES_MAX, err));
+    if (!role)
+        return gw_wrong_type(path, "role", "a string", NULL, err);
+    TRY(read_content(list, &text, item, path, "content", err));
+    if (strcmp(role, "assistant") == 0)
+        return add_said(list, text, err);
+    bool system = strcmp(role, "system") == 0 || strcmp(role, "developer") == 0;
+    if (!system && strcmp(role, "user") != 0) {
+        char param[PATH_BYTES + 8];
+        snprintf(param, sizeof param, "%s.role", path);
+        return base_fail_param(err, BASE_INVALID, param,
+                               "%s '%.*s' is not one of system, developer, user, assistant", param,
+                               (int)base_utf8_complete(role, strnlen(role, 32)), role);
+    }
+    eng_item *to = add(list, system ? ENG_ROLE_SYSTEM : ENG_ROLE_USER);
+    if (!to)
+        return no_memory(err);
+    to->text = text;
+    return BASE_OK;
+}
+
+static base_code read_call(gw_item_list *list, const json_t *item, const char *path, bool custom,
+                           base_err *err)
+{
+    const char *id = NULL, *name = NULL;
+    eng_text arguments = {"", 0};
+    TRY(gw_read_name(&id, item, path, "call_id", NAME_BYTES_MAX, err));
+    TRY(gw_read_name(&name, item, path, "name", NAME_BYTES_MAX, err));
+    if (!name || !name[0])
+        return gw_wrong_type(path, "name", "a string", NULL, err);
+    TRY(gw_read_text(&arguments, item, path, custom ? "input" : "arguments", err));
+    if (custom) {
+        /* Free text reads like a call with one argument. */
+        base_buf json;
+        base_buf_init(&json, 0);
+        base_buf_puts(&json, "{\"input\":");
+        base_buf_json_string(&json, arguments.data, arguments.length);
+        base_buf_puts(&json, "}");
+        arguments = (eng_text){
+            json.failed ? NULL : base_arena_copy(list->turn->arena, json.data, json.length),
+            json.length};
+        base_buf_deinit(&json);
+        if (!arguments.data)
+            return no_memory(err);
+    }
+    return add_call(list, (eng_call){text_of(id), text_of(name), arguments}, err);
+}
+
+static base_code read_result(gw_item_list *list, const json_t *item, const char *path,
+                             base_err *err)
+{
+    const char *id = NULL;
+    eng_text text;
+    TRY(gw_read_name(&id, item, path, "call_id", NAME_BYTES_MAX, err));
+    if (!id)
+        return gw_wrong_type(path, "call_id", "a string", NULL, err);
+    TRY(read_content(list, &text, item, path, "output", err));
+    eng_item *to = add(list, ENG_ROLE_TOOL);
+    if (!to)
+        return no_memory(err);
+    to->text = text;
+    list->ids[list->count - 1] = text_of(id);
+    return BASE_OK;
+}
+
+/* The content if it is there, else the summary. Sealed reasoning names what the ledger finds by
+ * the visible part and the calls' ids anyway. */
+static base_code read_reasoning(gw_item_list *list, const json_t *item, const char *path,
+                                base_err *err)
+{
+    eng_text text, summary;
+    TRY(read_content(list, &text, item, path, "content", err));
+    TRY(read_content(list, &summary, item, path, "summary", err));
+    return add_reasoning(list, text.length ? text : summary, err);
+}
+
+/* ---- references ---- */
+
+/* An id of an output item: "msg_", "rs_" or "fc_", 24 hex digits of the turn, and for calls "_" and
+ * the call's index. */
+static base_code read_reference(gw_item_list *list, const json_t *item, const char *path,
+                                base_err *err)
+{
+    const char *id = NULL;
+    TRY(gw_read_name(&id, item, path, "id", NAME_BYTES_MAX, err));
+    if (!id)
+        return gw_wrong_type(path, "id", "a string", NULL, err);
+    gw_turn *turn = list->turn;
+    const char *bar = strchr(id, '_');
+    size_t digits = bar ? strspn(bar + 1, "0123456789abcdef") : 0;
+    gw_turn_row row = {0};
+    gw_id name = {"turn_"};
+    base_code code = BASE_NOT_FOUND;
+    if (digits == 24) {
+        memcpy(name.text + 5, bar + 1, 24);
+        name.text[29] = '\0';
+        code = gw_ledger_turn(turn->app->ledger, &row, turn->identity.tenant, name.text,
+                              turn->arena, NULL);
+    }
+    json_t *answer = !code && row.answer ? json_loads(row.answer, JSON_ALLOW_NUL, NULL) : NULL;
+    if (!answer || json_array_append_new(list->stored, answer))
+        return gw_turn_reject(turn, err, 404, "invalid_request_error", "item_not_found", path,
+                              "there is no item '%.*s'",
+                              (int)base_utf8_complete(id, strnlen(id, 64)), id);
+    if (id[0] == 'm' || id[0] == 'r') {
+        const json_t *text =
+            json_object_get(answer, id[0] == 'm' ? "content" : "reasoning_content");
+        eng_text said = {json_is_string(text) ? json_string_value(text) : "",
+                         json_string_length(text)};
+        return id[0] == 'm' ? add_said(list, said, err) : add_reasoning(list, said, err);
+    }
+    long index =
+        bar[25] == '_' && bar[26] >= '0' && bar[26] <= '9' ? strtol(bar + 26, NULL, 10) : 0;
+    const json_t *call = json_array_get(json_object_get(answer, "tool_calls"), (size_t)index);
+    const json_t *function = json_object_get(call, "function");
+    const char *called = json_string_value(json_object_get(function, "name"));
+    const json_t *arguments = json_object_get(function, "arguments");
+    if (!called)
+        return gw_turn_reject(turn, err, 404, "invalid_request_error", "item_not_found", path,
+                              "there is no item '%.*s'",
+                              (int)base_utf8_complete(id, strnlen(id, 64)), id);
+    return add_call(list,
+                    (eng_call){text_of(json_string_value(json_object_get(call, "id"))),
+                               text_of(called),
+                               {json_is_string(arguments) ? json_string_value(arguments) : "",
+                                json_string_length(arguments)}},
+                    err);
+}
+
+/* ---- all of it ---- */
+
+static base_code read_item(gw_item_list *list, const json_t *item, const char *path, base_err *err)
+{
+    if (!json_is_object(item))
+        return gw_wrong_type(path, "", "an object", item, err);
+    const char *type = NULL;
+    TRY(gw_read_name(&type, item, path, "type", NAME_BYTES_MAX, err));
+    if (!type) {
+        /* Either an easy message or a bare reference. */
+        type = json_object_get(item, "role") || !json_object_get(item, "id") ? "message"
+                                                                             : "item_reference";
+    }
+    if (strcmp(type, "message") == 0)
+        return read_message(list, item, path, err);
+    if (strcmp(type, "function_call") == 0)
+        return read_call(list, item, path, false, err);
+    if (strcmp(type, "custom_tool_call") == 0)
+        return read_call(list, item, path, true, err);
+    if (strcmp(type, "function_call_output") == 0 || strcmp(type, "custom_tool_call_output") == 0)
+        return read_result(list, item, path, err);
+    if (strcmp(type, "reasoning") == 0)
+        return read_reasoning(list, item, path, err);
+    if (strcmp(type, "item_reference") == 0)
+        return read_reference(list, item, path, err);
+    return BASE_OK;
+}
+
+base_code gw_items_read(gw_item_list *list, const json_t *input, const char *path, base_err *err)
+{
+    if (json_is_string(input)) {
+        eng_item *item = add(list, ENG_ROLE_USER);
+        if (!item)
+            return no_memory(err);
+        item->text = (eng_text){json_string_value(input), json_string_length(input)};
+        return BASE_OK;
+    }
+    if (!json_is_array(input))
+        return gw_wrong_type("", path, "a string or an array of items", input, err);
+    for (size_t i = 0; i < json_array_size(input); i++) {
+        char where[PATH_BYTES];
+        name_path(where, "%s[%zu]", path, i);
+        TRY(read_item(list, json_array_get(input, i), where, err));
+    }
+    return BASE_OK;
+}

@@ -1,0 +1,21 @@
+/* responses_item: what Responses clients send as `input`, read into the gateway's own items.
+ *
+ * On the wire an assistant's turn is several items: reasoning, messages, calls. Neighbours of that
+ * kind become one eng_item, which is what the ledger knows a turn by. Kinds that this gateway does
+ * not know are left out: clients keep items of hosted tools in their history. Thread: worker. */
+#pragma once
+#include "gateway/turn.h"
+
+typedef struct gw_item_list {
+    gw_turn *turn;
+    eng_item *items;
+    eng_text *ids; /* which call a result answers */
+    uint32_t count, capacity;
+    bool open;      /* the last item is an assistant's and may grow */
+    json_t *stored; /* trees of items from the ledger, which texts point into; the owner's */
+} gw_item_list;
+
+/* A string or an array. Fails with the field's path below `path`. */
+base_code gw_items_read(gw_item_list *list, const json_t *input, const char *path, base_err *err);
+/* A system message, ahead of or between the others. */
+base_code gw_items_add_system(gw_item_list *list, eng_text text, base_err *err);
