@@ -1,6 +1,6 @@
 // Same answer, faster: concurrent = alone, cached = uncached, chunked = whole, drafted = plain, to the last byte.
 import assert from 'node:assert/strict';
-import { check, finish, pick, post, startServer, weatherTool, word } from './lib.mjs';
+import { check, finish, metric, pick, post, startServer, weatherTool, word } from './lib.mjs';
 
 const N = 32;
 // Drawn once; all different, and long answers: the end token is ignored.
@@ -48,4 +48,14 @@ await check('drafted equals plain with a seed at temperature 0.8', async () => {
   assert.equal(a, b);
 });
 await drafts.stop();
+
+// The early drafter is wrong often enough to exercise refusal; its drafts must change nothing either.
+const early = await startServer({ args: ['--draft', 'tests/vectors/dspark-early'], set: { 'engine.draft': 7 } });
+await check('drafted by an early, often wrong drafter equals plain', async () => {
+  assert.deepEqual(await one(early), plain);
+  const drafted = await metric(early.admin, 'whimbrel_drafted_tokens_total'), accepted = await metric(early.admin, 'whimbrel_accepted_tokens_total');
+  console.log(`  ${accepted} of ${drafted} drafts kept`);
+  assert.ok(accepted > 0 && accepted < drafted);
+});
+await early.stop();
 finish();
