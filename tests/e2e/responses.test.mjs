@@ -1,0 +1,99 @@
+// The official OpenAI client's Responses API: typed results, values drawn at run time.
+import assert from 'node:assert/strict';
+import OpenAI from 'openai';
+import { check, finish, pick, post, startServer, weatherTool, word } from './lib.mjs';
+
+const server = await startServer();
+const client = new OpenAI({ baseURL: `${server.url}/v1`, apiKey: 'none', maxRetries: 0 });
+const ask = (input, more = {}) => ({ model: 'nano', input, temperature: 0, max_output_tokens: 200, ...more });
+const city = () => pick(['Oslo', 'Lisbon', 'Nairobi', 'Quito', 'Tallinn', 'Hobart', 'Porto']);
+const tool = { type: 'function', strict: null, ...weatherTool.function };
+const shape = (r) => r.output.map((o) => [o.type, o.status, o.name, o.arguments, (o.content ?? []).map((c) => c.text).join('')]);
+
+await check('responses: a response has its typed fields and usage', async () => {
+  const key = word();
+  const r = await client.responses.create(ask(`hello, I am ${word()}!`, { metadata: { key } }));
+  assert.match(r.id, /^resp_/);
+  assert.equal(r.object, 'response');
+  assert.equal(r.status, 'completed');
+  assert.equal(r.metadata.key, key);
+  assert.ok(Math.abs(r.created_at - Date.now() / 1000) < 60);
+  assert.ok(r.output_text.length > 0);
+  assert.equal(r.usage.total_tokens, r.usage.input_tokens + r.usage.output_tokens);
+  assert.ok(r.usage.output_tokens_details.reasoning_tokens <= r.usage.output_tokens);
+  assert.ok(r._request_id.startsWith('req_'));
+});
+
+await check('responses: streamed equals whole; numbers have no gap; created first, completed last', async () => {
+  for (const more of [{}, { tools: [tool] }, { tools: [tool], reasoning: { effort: 'high', summary: 'auto' } }, { max_output_tokens: 3 }]) {
+    const body = ask(`What's the weather in ${city()}? (${word()})`, more);
+    const whole = await client.responses.create(body);
+    const events = [];
+    const stream = client.responses.stream(body);
+    for await (const event of stream) events.push(event);
+    const final = await stream.finalResponse();
+    assert.deepEqual(shape(final), shape(whole));
+    assert.equal(final.usage.output_tokens, whole.usage.output_tokens);
+    assert.equal(final.status, whole.status);
+    assert.equal(final.status, more.max_output_tokens ? 'incomplete' : 'completed');
+    events.forEach((event, i) => assert.equal(event.sequence_number, i));
+    assert.equal(events[0].type, 'response.created');
+    assert.equal(events.at(-1).type, `response.${whole.status}`);
+    const text = events.filter((e) => e.type === 'response.output_text.delta').map((e) => e.delta).join('');
+    assert.equal(text, final.output_text);
+  }
+});
+
+await check('responses: a tool loop of three round trips on items sent back; the cache grows', async () => {
+  const input = [];
+  let before = 0;
+  for (let turn = 0; turn < 3; turn++) {
+    input.push({ role: 'user', content: `What's the weather in ${city()}?` });
+    for (const choice of ['required', 'auto']) {
+      const r = await client.responses.create(ask(input, { tools: [tool], tool_choice: choice, store: false }));
+      assert.ok(r.usage.input_tokens_details.cached_tokens >= before - 1,
+        `the whole previous turn of ${before} tokens is cached, less at most one: ${r.usage.input_tokens_details.cached_tokens}`);
+      before = r.usage.total_tokens;
+      input.push(...r.output);
+      const calls = r.output.filter((o) => o.type === 'function_call');
+      if (choice === 'required') assert.ok(calls.length > 0);
+      for (const call of calls) {
+        assert.equal(call.name, 'get_weather');
+        JSON.parse(call.arguments);
+        input.push({ type: 'function_call_output', call_id: call.call_id, output: JSON.stringify({ temperature: 4, condition: pick(['rain', 'fog']) }) });
+      }
+    }
+  }
+});
+
+await check('responses: a session begun on chat goes on with its whole cache', async () => {
+  const question = `What's the weather in ${city()}? ${word()}`;
+  const chat = await client.chat.completions.create({ model: 'nano', temperature: 0, max_completion_tokens: 200, tools: [weatherTool], tool_choice: 'required', messages: [{ role: 'user', content: question }] });
+  const [choice] = chat.choices;
+  const input = [{ role: 'user', content: question }];
+  if (choice.message.content) input.push({ role: 'assistant', content: choice.message.content });
+  for (const call of choice.message.tool_calls) input.push({ type: 'function_call', call_id: call.id, name: call.function.name, arguments: call.function.arguments });
+  for (const call of choice.message.tool_calls) input.push({ type: 'function_call_output', call_id: call.id, output: '{"condition":"rain"}' });
+  const r = await client.responses.create(ask(input, { tools: [tool] }));
+  const whole = chat.usage.prompt_tokens + chat.usage.completion_tokens;
+  assert.ok(r.usage.input_tokens_details.cached_tokens >= whole - 1, `${r.usage.input_tokens_details.cached_tokens} of ${whole}`);
+});
+
+await check('responses: what is not offered and what is wrong are named', async () => {
+  const refused = (more, param) => assert.rejects(client.responses.create(ask('hi', more)), (e) => e instanceof OpenAI.BadRequestError && e.param === param);
+  await refused({ background: true }, 'background');
+  await refused({ text: { format: { type: 'json_object' } } }, 'text.format.type');
+  await refused({ input: 5 }, 'input');
+  await assert.rejects(client.responses.create(ask('hi', { model: word() })), OpenAI.NotFoundError);
+});
+
+await check('responses: input_tokens counts what a response then uses', async () => {
+  const input = `hello ${word()}`;
+  const counted = await post(server.url, '/v1/responses/input_tokens', { model: 'nano', input });
+  const r = await client.responses.create(ask(input));
+  assert.equal(counted.json.input_tokens, r.usage.input_tokens);
+});
+
+const { code } = await server.stop();
+await check('SIGTERM ends the server with status 0', () => assert.equal(code, 0));
+finish();
