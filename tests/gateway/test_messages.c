@@ -521,7 +521,8 @@ Test(messages, a_signature_brings_hidden_reasoning_back)
         snprintf(body, sizeof body,
                  BACK("{\"type\":\"thinking\",\"thinking\":\"\",\"signature\":\"%s\"},"),
                  signatures[i]);
-        run(body);
+        gw_exchange *e = post(body);
+        cr_assert(admit(e));
         cr_expect_eq(engine.spliced, 1);
         /* The run's tokens are bytes here, behind the mark of the mode. */
         bool found = false;
@@ -529,6 +530,9 @@ Test(messages, a_signature_brings_hidden_reasoning_back)
             found |= engine.request.tokens[k] == (i ? 't' : 'o') &&
                      engine.request.tokens[k + 1] == (i ? 'w' : 'n');
         cr_expect(found, "the reasoning of turn %d", i);
+        engine_done(ENG_FINISH_STOP, 1, -1, 0);
+        pump_until_over(e);
+        free_exchange(e);
     }
     second[20] = second[20] == 'A' ? 'B' : 'A';
     snprintf(body, sizeof body,
