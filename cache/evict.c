@@ -15,13 +15,12 @@
  *
  * the index of Gittins: what is to be kept until b or a return is kept for the sake of the returns
  * per second that this brings. It is multiplied by what a page costs to compute again
- * (kv_index_set_cost); equal values go by last use. Within a class the last pause of the same path
- * counts, too: an agent that was quick is likely to be quick again. Pauses whose pages have gone
- * are remembered by the text before them (ghosts), so that their ends are learned from as well;
- * those that have not ended count as time without return. Hazards of a narrow table are drawn
- * towards those of the wider one: all pauses, those of a class, those of a class after a pause of
- * such length. The widest is drawn towards a hazard that falls with age, so that before anything is
- * learned the order is that of LRU.
+ * (kv_index_set_cost); equal values go by last use. Pauses whose pages have gone are remembered by
+ * the text before them (ghosts), so that their ends are learned from as well; those that have not
+ * ended count as time without return. The hazards of a class are drawn towards those of all pauses,
+ * and these towards one that falls with age, so that before anything is learned the order is that
+ * of LRU. (The length of the last pause of the same path as a second key was tried: it costs more
+ * in thin tables than it tells.)
  *
  * Values fall and rise with age, so ranks are computed anew for all leaves REBUILDS_S times a
  * second at most, when a page is wanted; between, a leaf that changes takes its place by the tables
@@ -35,9 +34,10 @@
 #include "engine/base/thread.h"
 
 #define REBUILDS_S 4
-#define PRIOR_RETURNS 8.0f /* weight of the wider table in a narrower one, in returns */
-#define PRIOR_S 10.0f      /* hazard before anything is known: 1 / (this + age) */
-#define PAUSES_MAX 4096.0f /* of a class; then older ones count half */
+/* The next two were chosen on every other session of the agent traces, 8 and 16 at a time. */
+#define PRIOR_RETURNS 32.0f /* weight of the wider table in a narrower one, in returns */
+#define PRIOR_S 30.0f       /* hazard before anything is known: 1 / (this + age) */
+#define PAUSES_MAX 4096.0f  /* of a class; then older ones count half */
 #define CLASS_UNKNOWN 0
 #define CLASS_LEFT_BEHIND 1
 
@@ -70,31 +70,19 @@ static uint32_t age_of(const kv_index *index, uint64_t since, uint64_t now)
     return i < KV_AGES - 1 ? (uint32_t)i : KV_AGES - 1;
 }
 
-static uint16_t class_of(kv_index *index, uint64_t key, uint32_t gap)
+static uint16_t class_of(kv_index *index, uint64_t key)
 {
     if (key == 0)
-        return (uint16_t)(CLASS_UNKNOWN * KV_GAPS + gap);
-    uint32_t at = (uint32_t)((key * 0x9E3779B97F4A7C15u) >> 40) % (KV_KEYS - 2);
-    for (uint32_t i = 0; i < KV_KEYS - 2; i++) {
-        uint32_t k = 2 + (at + i) % (KV_KEYS - 2);
-        uint64_t *have = &index->classes[k * KV_GAPS].key;
-        if (*have == 0)
-            *have = key;
-        if (*have == key)
-            return (uint16_t)(k * KV_GAPS + gap);
+        return CLASS_UNKNOWN;
+    uint32_t at = (uint32_t)((key * 0x9E3779B97F4A7C15u) >> 40) % (KV_CLASSES - 2);
+    for (uint32_t i = 0; i < KV_CLASSES - 2; i++) {
+        kv_pause_class *c = &index->classes[2 + (at + i) % (KV_CLASSES - 2)];
+        if (c->key == 0)
+            c->key = key;
+        if (c->key == key)
+            return (uint16_t)(c - index->classes);
     }
-    return (uint16_t)(CLASS_UNKNOWN * KV_GAPS + gap); /* more classes than are kept apart */
-}
-
-static uint8_t gap_level(uint32_t age)
-{
-    return age < 8    ? 1
-           : age < 12 ? 2
-           : age < 16 ? 3
-           : age < 20 ? 4
-           : age < 24 ? 5
-           : age < 28 ? 6
-                      : 7;
+    return CLASS_UNKNOWN; /* more classes than are kept apart */
 }
 
 static void count_pause(kv_index *index, uint16_t class, uint64_t since, uint64_t now,
@@ -142,7 +130,6 @@ void kv_index__came_back(kv_index *index, uint32_t at, uint64_t space, const int
         if (ghost->mark != mark)
             continue;
         count_pause(index, ghost->pause_class, ghost->paused, now, true);
-        index->nodes[at].gap = gap_level(age_of(index, ghost->paused, now));
         ghost->mark = 0;
         index->ghost_count--;
     }
@@ -151,7 +138,7 @@ void kv_index__came_back(kv_index *index, uint32_t at, uint64_t space, const int
 void kv_index__pause(kv_index *index, uint32_t at, uint64_t mark, uint64_t class_key, uint64_t now)
 {
     kv_node *node = &index->nodes[at];
-    node->pause_class = class_of(index, class_key, node->gap);
+    node->pause_class = class_of(index, class_key);
     node->paused = now > 0 ? now : 1;
     node->pause_mark = mark;
     kv_index__heap_move(index, at);
@@ -163,7 +150,6 @@ void kv_index__returned(kv_index *index, uint32_t at, uint64_t now)
     if (node->paused == 0)
         return;
     count_pause(index, node->pause_class, node->paused, now, true);
-    node->gap = gap_level(age_of(index, node->paused, now));
     node->paused = 0;
 }
 
@@ -177,17 +163,14 @@ void kv_index__orphan(kv_index *index, uint32_t at, uint32_t parent)
         stem->paused = node->paused; /* whoever returns will ask for the stem first */
         stem->pause_class = node->pause_class;
         stem->pause_mark = node->pause_mark;
-        stem->gap = node->gap;
     } else if (node->pause_mark != 0) {
         kv_ghost *ghost = ghost_of(index, node->pause_mark);
         if (ghost->mark != 0)
             count_pause(index, ghost->pause_class, ghost->paused, index->clock, false);
         else
             index->ghost_count++;
-        *ghost = (kv_ghost){.mark = node->pause_mark,
-                            .paused = node->paused,
-                            .pause_class = node->pause_class,
-                            .gap = node->gap};
+        *ghost = (kv_ghost){
+            .mark = node->pause_mark, .paused = node->paused, .pause_class = node->pause_class};
     }
 }
 
@@ -197,8 +180,7 @@ void kv_index__left_behind(kv_index *index, uint32_t at, uint32_t front, uint64_
     if (node->paused == 0 || front < node->length)
         return; /* somebody else's branch off an early part: the pause goes on */
     count_pause(index, node->pause_class, node->paused, now, true);
-    index->nodes[node->parent].gap = gap_level(age_of(index, node->paused, now));
-    node->pause_class = CLASS_LEFT_BEHIND * KV_GAPS;
+    node->pause_class = CLASS_LEFT_BEHIND;
     node->paused = now > 0 ? now : 1;
     node->pause_mark = 0;
     kv_index__heap_move(index, at);
@@ -268,25 +250,15 @@ static void learn(kv_index *index, uint64_t now)
         }
     }
     find_hazard(all, all_returned, all_ended, prior);
-    for (uint32_t k = 0; k < KV_KEYS; k++) {
-        float returned[KV_AGES] = {0}, ended[KV_AGES] = {0}, key_hazard[KV_AGES];
-        if (k > CLASS_LEFT_BEHIND && index->classes[k * KV_GAPS].key == 0)
+    for (uint32_t k = 0; k < KV_CLASSES; k++) {
+        kv_pause_class *c = &index->classes[k];
+        float hazard[KV_AGES], ended[KV_AGES];
+        if (k > CLASS_LEFT_BEHIND && c->key == 0)
             continue;
-        for (uint32_t g = 0; g < KV_GAPS; g++)
-            for (uint32_t i = 0; i < KV_AGES; i++) {
-                const kv_pause_class *c = &index->classes[k * KV_GAPS + g];
-                returned[i] += c->returned[i];
-                ended[i] += c->ended[i] + c->open[i];
-            }
-        find_hazard(key_hazard, returned, ended, all);
-        for (uint32_t g = 0; g < KV_GAPS; g++) {
-            kv_pause_class *c = &index->classes[k * KV_GAPS + g];
-            float hazard[KV_AGES];
-            for (uint32_t i = 0; i < KV_AGES; i++)
-                ended[i] = c->ended[i] + c->open[i];
-            find_hazard(hazard, c->returned, ended, key_hazard);
-            find_values(c->value, hazard);
-        }
+        for (uint32_t i = 0; i < KV_AGES; i++)
+            ended[i] = c->ended[i] + c->open[i];
+        find_hazard(hazard, c->returned, ended, all);
+        find_values(c->value, hazard);
     }
 }
 
@@ -299,7 +271,7 @@ static uint64_t value_rank(const kv_index *index, const kv_node *node, uint64_t 
     if (pin_holds_last(node) && node->pin_until > now)
         return RANK_PINNED | node->pin_until >> 1;
     uint64_t since = node->paused > node->used ? node->paused : node->used;
-    uint16_t class = node->paused != 0 ? node->pause_class : CLASS_UNKNOWN * KV_GAPS + node->gap;
+    uint16_t class = node->paused != 0 ? node->pause_class : CLASS_UNKNOWN;
     float value = index->classes[class].value[age_of(index, since, now)];
     if (index->cost_doubling > 0)
         value *= 1 + (float)(node->from + node->length) / (float)index->cost_doubling;

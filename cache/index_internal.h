@@ -27,20 +27,17 @@ typedef struct kv_node {
     uint32_t page_count;
     uint32_t pin_tokens; /* how many of the edge's tokens the pin covers */
     uint64_t pin_until;
-    uint64_t used;        /* last time any of the edge was matched or inserted */
-    uint64_t used_whole;  /* last time all of it was: what the rest of a split edge goes by */
-    uint64_t space;       /* of roots */
-    uint64_t paused;      /* since when; 0: no pause is open */
-    uint64_t pause_mark;  /* hash of the last whole page before the pause; 0: there is none */
-    uint64_t rank;        /* as last computed; the heap's order under KV_POLICY_VALUE */
-    uint16_t pause_class; /* key class * KV_GAPS + gap */
-    uint8_t gap;          /* how long the last pause that ended here was: 0 unknown */
+    uint64_t used;       /* last time any of the edge was matched or inserted */
+    uint64_t used_whole; /* last time all of it was: what the rest of a split edge goes by */
+    uint64_t space;      /* of roots */
+    uint64_t paused;     /* since when; 0: no pause is open */
+    uint64_t pause_mark; /* hash of the last whole page before the pause; 0: there is none */
+    uint64_t rank;       /* as last computed; the heap's order under KV_POLICY_VALUE */
+    uint16_t pause_class;
 } kv_node;
 
-#define KV_GAPS 8  /* 0: unknown; then by the age at which the path's last pause ended */
-#define KV_KEYS 64 /* 0: unknown; 1: left behind by a branch; the others by class_key */
-#define KV_CLASSES (KV_KEYS * KV_GAPS)
-#define KV_AGES 44 /* KV_AGE_FIRST_S * 2^(i / 2) and on: the last begins after 8 days */
+#define KV_CLASSES 256 /* 0: unknown; 1: left behind by a branch; the others by class_key */
+#define KV_AGES 44     /* KV_AGE_FIRST_S * 2^(i / 2) and on: the last begins after 8 days */
 #define KV_AGE_FIRST_S 0.25
 
 /* What pauses of one class have been like, by age when they ended or were last seen. */
@@ -56,7 +53,6 @@ typedef struct kv_pause_class {
 typedef struct kv_ghost {
     uint64_t mark, paused; /* mark 0: free */
     uint16_t pause_class;
-    uint8_t gap;
 } kv_ghost;
 
 struct kv_index {
