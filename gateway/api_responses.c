@@ -1,12 +1,13 @@
 /* api_responses: see the header. Top: reading a body (worker). Bottom: writing events (loop).
  *
- * Read and applied: model, input, instructions, tools (functions), tool_choice,
- * parallel_tool_calls, stream, max_output_tokens, temperature, top_p and the engine's own sampling
- * fields, reasoning.effort and .summary, store, metadata, include (reasoning.encrypted_content).
- * Read for their type alone: user, safety_identifier, service_tier, truncation, text.verbosity,
- * prompt_cache_key (a session label at last), max_tool_calls. Tools of other types than function
- * are left out of the prompt: clients offer hosted ones unasked. Refused by name: background,
- * conversation, prompt, text.format other than text, logprobs, parts that are not text.
+ * Read and applied: model, input, previous_response_id, instructions, tools (functions),
+ * tool_choice, parallel_tool_calls, stream, max_output_tokens, temperature, top_p and the engine's
+ * own sampling fields, reasoning.effort and .summary, store, metadata, include
+ * (reasoning.encrypted_content). Read for their type alone: user, safety_identifier, service_tier,
+ * truncation, text.verbosity, prompt_cache_key (a session label at last), max_tool_calls. Tools of
+ * other types than function are left out of the prompt: clients offer hosted ones unasked. Refused
+ * by name: background, conversation, prompt, text.format other than text, logprobs, parts that are
+ * not text.
  *
  * An output item is a run of parts of one kind. The item of a call is told to be done only when the
  * turn is committed, so that a client never acts on a call that the ledger does not know. */
@@ -81,6 +82,16 @@ static int shown(const char *text)
 static base_code not_offered(base_err *err, const char *param)
 {
     return base_fail_param(err, BASE_UNSUPPORTED, param, "%s is not offered yet", param);
+}
+
+/* "resp_" and a turn's digits. */
+static bool turn_of(gw_id *out, const char *response)
+{
+    if (strncmp(response, "resp_", 5) != 0 || strlen(response) != 29 ||
+        strspn(response + 5, "0123456789abcdef") != 24)
+        return false;
+    snprintf(out->text, sizeof out->text, "turn_%.24s", response + 5);
+    return true;
 }
 
 /* One tool as a function object in the order in which the other dialects' clients send its parts,
@@ -295,7 +306,7 @@ static base_code read_refused(gw_turn *turn, base_err *err)
     TRY(gw_read_bool(&background, NULL, json, "", "background", err));
     if (background)
         return not_offered(err, "background");
-    static const char *const members[] = {"conversation", "prompt", "previous_response_id"};
+    static const char *const members[] = {"conversation", "prompt"};
     for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
         const json_t *value = json_object_get(json, members[i]);
         if (value && !json_is_null(value))
@@ -356,21 +367,79 @@ static base_code read_rest(gw_turn *turn, base_err *err)
     return gw_read_text(&turn->cache_salt, json, "", "cache_salt", err);
 }
 
+/* The items of a stored response and all before it, without its instructions, which hold for one
+ * response only. */
+static base_code read_previous(gw_turn *turn, gw_item_list *list, base_err *err)
+{
+    const char *id = NULL;
+    char **items;
+    uint32_t count;
+    TRY(gw_read_name(&id, turn->json, "", "previous_response_id", NAME_BYTES_MAX, err));
+    if (!id)
+        return BASE_OK;
+    gw_id name;
+    gw_turn_row row;
+    base_err why = BASE_ERR_INIT;
+    base_code code = turn_of(&name, id) ? BASE_OK : BASE_NOT_FOUND;
+    if (!code)
+        code = gw_ledger_turn(turn->app->ledger, &row, turn->identity.tenant, name.text,
+                              turn->arena, &why);
+    if (!code && row.echo)
+        code = gw_ledger_items(turn->app->ledger, &items, &count, turn->identity.tenant, name.text,
+                               turn->arena, &why);
+    if (code == BASE_NOT_FOUND || (!code && !row.echo)) {
+        return gw_turn_reject(turn, err, 400, "invalid_request_error",
+                              "previous_response_not_found", "previous_response_id",
+                              "Previous response with id '%.*s' not found.", shown(id), id);
+    }
+    if (code)
+        return base_fail(err, code, "%s", why.text);
+    json_t *echo = json_loads(row.echo, JSON_ALLOW_NUL, NULL);
+    uint32_t first = json_string_length(json_object_get(echo, "instructions")) ? 1 : 0;
+    json_decref(echo);
+    for (uint32_t i = first; i < count; i++)
+        TRY(gw_items_add_stored(list, items[i], err));
+    return BASE_OK;
+}
+
+/* A call without its output breaks the model: what the stored part asked for must come with the
+ * new input, which begins at `before`. */
+static base_code check_answered(const gw_item_list *list, uint32_t before, base_err *err)
+{
+    const eng_item *asked = before ? &list->items[before - 1] : NULL;
+    for (uint32_t i = 0; asked && i < asked->call_count; i++) {
+        eng_text id = asked->calls[i].id;
+        bool found = false;
+        for (uint32_t k = before; k < list->count; k++)
+            found |= list->ids[k].length == id.length &&
+                     memcmp(list->ids[k].data ? list->ids[k].data : "", id.data, id.length) == 0;
+        if (!found)
+            return base_fail_param(err, BASE_INVALID, "input",
+                                   "No tool output found for function call %.*s.", shown(id.data),
+                                   id.data);
+    }
+    return BASE_OK;
+}
+
 static base_code read_input(gw_turn *turn, base_err *err)
 {
     responses *r = state(turn);
     gw_item_list list = {.turn = turn, .stored = r->stored};
+    uint32_t before = 0;
     const json_t *input = json_object_get(turn->json, "input");
     const json_t *instructions = json_object_get(turn->json, "instructions");
     if (json_string_length(instructions))
         TRY(gw_items_add_system(
             &list, (eng_text){json_string_value(instructions), json_string_length(instructions)},
             err));
+    TRY(read_previous(turn, &list, err));
+    before = list.count;
     if (input && !json_is_null(input))
         TRY(gw_items_read(&list, input, "input", err));
     if (!list.count)
         return base_fail_param(err, BASE_INVALID, "input",
                                "input must be a string or an array of at least one item");
+    TRY(check_answered(&list, before, err));
     gw_order_results(list.items, list.ids, list.count);
     turn->items = list.items;
     turn->chat.items = list.items;
@@ -422,8 +491,12 @@ static base_code make_echo(gw_turn *turn, base_err *err)
     put_member(&out, turn, "text", "{\"format\":{\"type\":\"text\"}}");
     base_buf_add(&out, "", 1);
     r->echo = out.failed ? NULL : base_arena_copy(turn->arena, out.data, out.length);
+    base_buf_clear(&out);
+    base_buf_printf(&out, "{%s}", r->echo ? r->echo : "");
+    base_buf_add(&out, "", 1);
+    turn->echo = out.failed ? NULL : base_arena_copy(turn->arena, out.data, out.length);
     base_buf_deinit(&out);
-    return r->echo ? BASE_OK : no_memory(err);
+    return r->echo && turn->echo ? BASE_OK : no_memory(err);
 }
 
 static base_code parse(gw_turn *turn, base_err *err)
@@ -564,18 +637,23 @@ static const char *item_status(const gw_turn *turn, const responses *r, const se
     return open_call || (cut && s->kind != ENG_PART_CALL_BEGIN) ? "incomplete" : "completed";
 }
 
-static void put_usage(base_buf *out, const gw_turn *turn)
+static void put_counts(base_buf *out, const eng_usage *usage)
 {
-    const eng_usage *usage = &turn->usage;
     base_buf_printf(out,
                     "{\"input_tokens\":%u,\"input_tokens_details\":{\"cached_tokens\":%u,"
                     "\"cache_write_tokens\":%u},\"output_tokens\":%u,\"output_tokens_details\":"
-                    "{\"reasoning_tokens\":%u},\"total_tokens\":%llu,",
+                    "{\"reasoning_tokens\":%u},\"total_tokens\":%llu",
                     usage->prompt_tokens, usage->cached_tokens,
                     usage->prompt_tokens -
                         (uint32_t)base_min(usage->cached_tokens, usage->prompt_tokens),
                     usage->output_tokens, usage->reasoning_tokens,
                     (unsigned long long)usage->prompt_tokens + usage->output_tokens);
+}
+
+static void put_usage(base_buf *out, const gw_turn *turn)
+{
+    put_counts(out, &turn->usage);
+    base_buf_puts(out, ",");
     gw_turn_extension(turn, out);
     base_buf_puts(out, "}");
 }
@@ -902,4 +980,225 @@ static const gw_dialect counting = {
 void gw_api_responses_count(gw_app *app, gw_exchange *exchange)
 {
     gw_turn_begin(app, exchange, &counting);
+}
+
+/* ---- stored responses ---- */
+
+typedef enum fetch_kind { FETCH_GET, FETCH_DELETE, FETCH_CANCEL } fetch_kind;
+
+/* A call about a stored response: a worker reads the ledger, the loop answers. Freed on the loop
+ * when the worker's message has come. */
+typedef struct fetch {
+    gw_job job;
+    gw_message back;
+    gw_app *app;
+    gw_exchange *exchange; /* NULL once the client left. Loop */
+    gw_loop *loop;
+    int64_t tenant;
+    fetch_kind kind;
+    char response[GW_ID_MAX];
+    base_buf out;
+    base_err err;
+    base_arena *arena;
+} fetch;
+
+#define FETCH_ARENA_BYTES (256u << 20)
+
+/* An answer of the ledger as output items, with the ids that it was given out with. */
+static void put_stored_output(base_buf *out, const gw_turn_row *row, bool summary)
+{
+    json_t *answer = row->answer ? json_loads(row->answer, JSON_ALLOW_NUL, NULL) : NULL;
+    const char *digits = row->turn.text + TURN_DIGITS;
+    const char *status = row->finish == ENG_FINISH_LENGTH ? "incomplete" : "completed";
+    const json_t *reasoning = json_object_get(answer, "reasoning_content");
+    const json_t *text = json_object_get(answer, "content");
+    const json_t *calls = json_object_get(answer, "tool_calls");
+    bool any = false;
+    if (json_string_length(reasoning)) {
+        base_buf_printf(
+            out, "{\"id\":\"rs_%s\",\"type\":\"reasoning\",\"status\":\"%s\",%s", digits,
+            json_string_length(text) || json_array_size(calls) ? "completed" : status,
+            summary ? "\"summary\":[{\"type\":\"summary_text\",\"text\":"
+                    : "\"summary\":[],\"content\":[{\"type\":\"reasoning_text\",\"text\":");
+        base_buf_json_string(out, json_string_value(reasoning), json_string_length(reasoning));
+        base_buf_puts(out, "}]}");
+        any = true;
+    }
+    if (json_string_length(text)) {
+        base_buf_printf(out,
+                        "%s{\"id\":\"msg_%s\",\"type\":\"message\",\"status\":\"%s\",\"role\":"
+                        "\"assistant\",\"content\":[{\"type\":\"output_text\",\"text\":",
+                        any ? "," : "", digits, json_array_size(calls) ? "completed" : status);
+        base_buf_json_string(out, json_string_value(text), json_string_length(text));
+        base_buf_puts(out, ",\"annotations\":[],\"logprobs\":[]}]}");
+        any = true;
+    }
+    for (size_t i = 0; i < json_array_size(calls); i++) {
+        const json_t *call = json_array_get(calls, i), *f = json_object_get(call, "function");
+        const json_t *values[] = {json_object_get(call, "id"), json_object_get(f, "name"),
+                                  json_object_get(f, "arguments")};
+        static const char *const members[] = {"call_id", "name", "arguments"};
+        bool last = i + 1 == json_array_size(calls);
+        base_buf_printf(out, "%s{\"id\":\"fc_%s_%zu\",\"type\":\"function_call\",\"status\":\"%s\"",
+                        any ? "," : "", digits, i, last ? status : "completed");
+        for (int k = 0; k < 3; k++) {
+            base_buf_printf(out, ",\"%s\":", members[k]);
+            base_buf_json_string(out, json_is_string(values[k]) ? json_string_value(values[k]) : "",
+                                 json_string_length(values[k]));
+        }
+        base_buf_puts(out, "}");
+        any = true;
+    }
+    json_decref(answer);
+}
+
+static void put_stored(base_buf *out, const fetch *f, const gw_turn_row *row)
+{
+    bool cut = row->finish == ENG_FINISH_LENGTH;
+    const char *status = row->status == GW_TURN_FAILED      ? "failed"
+                         : row->status == GW_TURN_CANCELLED ? "cancelled"
+                         : cut                              ? "incomplete"
+                                                            : "completed";
+    json_t *echo = json_loads(row->echo, JSON_ALLOW_NUL, NULL);
+    const char *summary =
+        json_string_value(json_object_get(json_object_get(echo, "reasoning"), "summary"));
+    base_buf_printf(out, "{\"id\":\"%s\",\"object\":\"response\",\"created_at\":%lld,", f->response,
+                    (long long)(row->created_ms / 1000));
+    base_buf_printf(out, "\"status\":\"%s\",\"completed_at\":", status);
+    if (strcmp(status, "completed") == 0)
+        base_buf_printf(out, "%lld", (long long)(row->ended_ms / 1000));
+    else
+        base_buf_puts(out, "null");
+    base_buf_printf(out, ",\"error\":%s,\"incomplete_details\":%s,",
+                    row->status == GW_TURN_FAILED
+                        ? "{\"code\":\"server_error\",\"message\":\"the response failed\"}"
+                        : "null",
+                    cut ? "{\"reason\":\"max_output_tokens\"}" : "null");
+    /* The echo is an object; its members go on here. */
+    base_buf_add(out, row->echo + 1, strlen(row->echo) - 2);
+    base_buf_puts(out, ",\"output\":[");
+    put_stored_output(out, row, summary && strcmp(summary, "none") != 0);
+    base_buf_puts(out, "],\"usage\":");
+    put_counts(out, &row->usage);
+    base_buf_puts(out, "}}");
+    json_decref(echo);
+}
+
+static base_code fetch_work(fetch *f, base_err *err)
+{
+    gw_id name;
+    gw_turn_row row = {0};
+    if (!turn_of(&name, f->response))
+        return base_fail(err, BASE_NOT_FOUND, "there is no such response");
+    if (f->kind == FETCH_DELETE) {
+        TRY(gw_ledger_forget(f->app->ledger, f->tenant, name.text, err));
+        base_buf_printf(&f->out, "{\"id\":\"%s\",\"object\":\"response\",\"deleted\":true}",
+                        f->response);
+        return BASE_OK;
+    }
+    TRY(gw_ledger_turn(f->app->ledger, &row, f->tenant, name.text, f->arena, err));
+    if (!row.echo)
+        return base_fail(err, BASE_NOT_FOUND, "there is no such response");
+    if (f->kind == FETCH_CANCEL)
+        return base_fail_param(err, BASE_INVALID, "background",
+                               "only responses in the background can be cancelled");
+    put_stored(&f->out, f, &row);
+    return f->out.failed ? no_memory(err) : BASE_OK;
+}
+
+static void fetch_run(gw_job *job)
+{
+    fetch *f = (fetch *)((char *)job - offsetof(fetch, job));
+    fetch_work(f, &f->err);
+    gw_loop_post(f->loop, &f->back);
+}
+
+static void fetch_respond(fetch *f)
+{
+    static const gw_header headers[] = {{"content-type", "application/json"}};
+    if (!f->exchange)
+        return;
+    if (f->err.code == BASE_NOT_FOUND) {
+        char text[GW_ID_MAX + 64];
+        snprintf(text, sizeof text, "Response with id '%.*s' not found.",
+                 (int)base_utf8_complete(f->response, strlen(f->response)), f->response);
+        gw_error_respond(f->exchange, 404, "invalid_request_error", "response_not_found",
+                         "response_id", text);
+    } else if (f->err.code) {
+        gw_error_respond_err(f->exchange, &f->err);
+    } else {
+        gw_respond(f->exchange, 200, headers, 1, f->out.data, f->out.length);
+    }
+}
+
+static void fetch_back(gw_message *message)
+{
+    fetch *f = (fetch *)((char *)message - offsetof(fetch, back));
+    fetch_respond(f);
+    base_buf_deinit(&f->out);
+    base_arena_destroy(f->arena);
+    free(f);
+}
+
+static void fetch_gone(void *ctx)
+{
+    ((fetch *)ctx)->exchange = NULL;
+}
+
+/* The path is "/v1/responses/ID" and, for a cancel, "/cancel". */
+static void fetch_begin(gw_app *app, gw_exchange *exchange, fetch_kind kind)
+{
+    gw_identity identity;
+    if (!gw_tenants_admit(app->tenants, &identity, exchange, GW_SCOPE_INFER))
+        return;
+    const char *id = gw_exchange_path(exchange) + strlen("/v1/responses/");
+    size_t length = strcspn(id, "/");
+    const char *rest = id + length + (id[length] == '/');
+    if (strcmp(rest, kind == FETCH_CANCEL ? "cancel" : "") != 0) {
+        gw_error_not_found(exchange);
+        return;
+    }
+    fetch *f = calloc(1, sizeof *f);
+    base_err err = BASE_ERR_INIT;
+    if (f)
+        f->arena = base_arena_create(4096, FETCH_ARENA_BYTES);
+    if (!f || !f->arena) {
+        free(f);
+        base_fail(&err, BASE_NOMEM, "no memory for the request");
+        gw_error_respond_err(exchange, &err);
+        return;
+    }
+    f->job.run = fetch_run;
+    f->back.run = fetch_back;
+    f->app = app;
+    f->exchange = exchange;
+    f->loop = gw_exchange_loop(exchange);
+    f->tenant = identity.tenant;
+    f->kind = kind;
+    snprintf(f->response, sizeof f->response, "%.*s", (int)base_min(length, (size_t)GW_ID_MAX), id);
+    gw_exchange_set_handler(exchange, f, fetch_gone, NULL);
+    if (!gw_workers_submit(app->workers, &f->job)) {
+        base_fail(&f->err, BASE_FULL, "too many requests wait for a worker");
+        fetch_back(&f->back);
+    }
+}
+
+void gw_api_responses_get(gw_app *app, gw_exchange *exchange)
+{
+    if (strstr(gw_exchange_query(exchange), "stream=true")) {
+        gw_error_respond(exchange, 400, "invalid_request_error", "unsupported_parameter", "stream",
+                         "stream is not offered yet for stored responses");
+        return;
+    }
+    fetch_begin(app, exchange, FETCH_GET);
+}
+
+void gw_api_responses_delete(gw_app *app, gw_exchange *exchange)
+{
+    fetch_begin(app, exchange, FETCH_DELETE);
+}
+
+void gw_api_responses_cancel(gw_app *app, gw_exchange *exchange)
+{
+    fetch_begin(app, exchange, FETCH_CANCEL);
 }

@@ -12,3 +12,9 @@
 void gw_api_responses_handle(gw_app *app, gw_exchange *exchange);
 /* POST /v1/responses/input_tokens: runs nothing. */
 void gw_api_responses_count(gw_app *app, gw_exchange *exchange);
+/* Of responses that were stored and not deleted; others' are unknown (404 response_not_found). A
+ * deleted one stays in the ledger, out of reach, as long as a stored one builds on it. A cancel is
+ * refused, for nothing runs in the background. */
+void gw_api_responses_get(gw_app *app, gw_exchange *exchange);
+void gw_api_responses_delete(gw_app *app, gw_exchange *exchange);
+void gw_api_responses_cancel(gw_app *app, gw_exchange *exchange);

@@ -75,6 +75,9 @@ typedef enum sql_id {
     SQL_TURN_READ,
     SQL_TURN_UP,
     SQL_ANSWER,
+    SQL_TURN_NODE,
+    SQL_ITEM_UP,
+    SQL_TURN_FORGET,
     SQL_TENANTS,
     SQL_TENANT_FIND,
     SQL_TENANT_ADD,
@@ -131,10 +134,11 @@ static const char *const sql_text[SQL_COUNT] = {
         "reason, prompt_base, prompt, "
         "lead, steps, seed, prompt_tokens, cached_tokens, restored_tokens, output_tokens, "
         "reasoning_tokens, drafted, accepted, "
-        "engine_steps, queue_us, prefill_us, ttft_us, decode_us, created_ms, ended_ms, expires_ms) "
+        "engine_steps, queue_us, prefill_us, ttft_us, decode_us, created_ms, ended_ms, expires_ms, "
+        "echo) "
         "VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,?23,"
         "?24,?25,?26,?27,?28,"
-        "?29,?30,?31,?32,?33,?34,?35,?36,?37,?38,?39,?40)",
+        "?29,?30,?31,?32,?33,?34,?35,?36,?37,?38,?39,?40,?41)",
     [SQL_SLOT] =
         "SELECT " RUN_COLUMNS
         " FROM runs r WHERE r.slot_key=?1 AND r.slot=?2 AND r.tenant=?3 ORDER BY r.id LIMIT ?4",
@@ -147,13 +151,18 @@ static const char *const sql_text[SQL_COUNT] = {
         "t.prompt_tokens, t.cached_tokens, t.restored_tokens, t.output_tokens, t.reasoning_tokens, "
         "t.drafted, "
         "t.accepted, t.engine_steps, t.queue_us, t.prefill_us, t.ttft_us, t.decode_us, "
-        "t.created_ms, t.node "
+        "t.created_ms, t.node, t.ended_ms, t.echo "
         "FROM turns t LEFT JOIN sessions s ON s.id=t.session LEFT JOIN turns p ON p.id=t.parent "
         "WHERE t.public_key=?1 AND t.public=?2 AND t.tenant=?3",
     [SQL_TURN_UP] = "SELECT t.parent, t.prompt_base, t.prompt, r.tokens, t.lead FROM turns t LEFT "
                     "JOIN runs r ON r.id=t.run "
                     "WHERE t.id=?1",
     [SQL_ANSWER] = "SELECT i.data FROM nodes n JOIN items i ON i.id=n.item WHERE n.id=?1",
+    [SQL_TURN_NODE] = "SELECT node FROM turns WHERE public_key=?1 AND public=?2 AND tenant=?3",
+    [SQL_ITEM_UP] =
+        "SELECT n.parent, i.kind, i.data FROM nodes n JOIN items i ON i.id=n.item WHERE n.id=?1",
+    [SQL_TURN_FORGET] = "UPDATE turns SET echo=NULL, retention=1, expires_ms=?4 WHERE "
+                        "public_key=?1 AND public=?2 AND tenant=?3 AND echo IS NOT NULL",
     [SQL_TENANTS] = "SELECT id, name, salt FROM tenants ORDER BY id",
     [SQL_TENANT_FIND] = "SELECT id, salt FROM tenants WHERE name=?1",
     [SQL_TENANT_ADD] = "INSERT INTO tenants(name, salt, created_ms) VALUES(?1, ?2, ?3)",
@@ -787,6 +796,7 @@ static bool add_turn(gw_ledger *ledger, conn *c, const work *w, gw_retention ret
             sqlite3_bind_int64(s, 26 + i, (int64_t)columns[i]);
         if (retention != GW_RETAIN_KEPT)
             sqlite3_bind_int64(s, 40, commit->ended_ms + ttl);
+        bind_text(s, 41, retention == GW_RETAIN_KEPT ? commit->echo : NULL);
         ok = execute(s);
     }
     base_buf_deinit(&prompt);
@@ -1605,6 +1615,10 @@ static base_code read_turn(conn *c, gw_turn_row *out, int64_t tenant, const char
     out->usage.ttft_ns = (uint64_t)sqlite3_column_int64(s, 19) * 1000;
     out->usage.decode_ns = (uint64_t)sqlite3_column_int64(s, 20) * 1000;
     out->created_ms = sqlite3_column_int64(s, 21);
+    out->ended_ms = sqlite3_column_int64(s, 23);
+    if (sqlite3_column_type(s, 24) == SQLITE_TEXT)
+        out->echo =
+            base_arena_copy(arena, sqlite3_column_text(s, 24), (size_t)sqlite3_column_bytes(s, 24));
     sqlite3_reset(s);
     if (!good)
         return base_fail(err, BASE_FORMAT, "the steps of turn row %lld are damaged",
@@ -1634,6 +1648,100 @@ base_code gw_ledger_turn(gw_ledger *ledger, gw_turn_row *out, int64_t tenant, co
     base_code code = read_turn(c, out, tenant, turn, arena, err);
     reader_give(ledger, c);
     return code;
+}
+
+static base_code read_items(conn *c, char ***out, uint32_t *count, int64_t node, base_arena *arena,
+                            base_err *err)
+{
+    char **list = NULL;
+    uint32_t capacity = 0;
+    for (int64_t at = node; at;) {
+        sqlite3_stmt *s = statement(c, SQL_ITEM_UP);
+        if (!s)
+            return database_error(c, err, "cannot read items");
+        sqlite3_bind_int64(s, 1, at);
+        if (sqlite3_step(s) != SQLITE_ROW || *count >= CHAIN_MAX) {
+            sqlite3_reset(s);
+            return base_fail(err, BASE_FORMAT, "the items of node row %lld are damaged",
+                             (long long)node);
+        }
+        at = sqlite3_column_int64(s, 0);
+        char *data = NULL;
+        bool item = sqlite3_column_int(s, 1) >= 0; /* the root is none */
+        if (item)
+            data = base_arena_copy(arena, sqlite3_column_text(s, 2),
+                                   (size_t)sqlite3_column_bytes(s, 2));
+        sqlite3_reset(s);
+        if (item && *count == capacity) {
+            uint32_t wanted = capacity ? capacity * 2 : 64;
+            char **more = base_arena_alloc(arena, wanted * sizeof(*more));
+            if (more && *count)
+                memcpy(more, list, *count * sizeof(*more));
+            list = more;
+            capacity = wanted;
+        }
+        if (item && (!list || !data))
+            return base_fail(err, BASE_NOMEM, "no memory for the items of a turn");
+        if (item)
+            list[(*count)++] = data;
+    }
+    for (uint32_t i = 0; i < *count / 2; i++) {
+        char *data = list[i];
+        list[i] = list[*count - 1 - i];
+        list[*count - 1 - i] = data;
+    }
+    *out = list;
+    return BASE_OK;
+}
+
+base_code gw_ledger_items(gw_ledger *ledger, char ***out, uint32_t *count, int64_t tenant,
+                          const char *turn, base_arena *arena, base_err *err)
+{
+    *out = NULL;
+    *count = 0;
+    conn *c = reader_take(ledger, err);
+    if (!c)
+        return err && err->code ? err->code : BASE_IO;
+    int64_t node = 0;
+    sqlite3_stmt *s = statement(c, SQL_TURN_NODE);
+    if (s) {
+        sqlite3_bind_int64(s, 1, public_key(turn));
+        bind_text(s, 2, turn);
+        sqlite3_bind_int64(s, 3, tenant);
+    }
+    base_code code = !scalar(s, &node) ? database_error(c, err, "cannot read a turn")
+                     : !node           ? base_fail(err, BASE_NOT_FOUND, "there is no such turn")
+                                       : read_items(c, out, count, node, arena, err);
+    reader_give(ledger, c);
+    return code;
+}
+
+typedef struct forget {
+    int64_t tenant;
+    const char *turn;
+} forget;
+
+static base_code run_forget(gw_ledger *ledger, conn *c, void *ctx, base_err *err)
+{
+    (void)ledger;
+    const forget *f = ctx;
+    sqlite3_stmt *s = statement(c, SQL_TURN_FORGET);
+    if (!s)
+        return database_error(c, err, "cannot forget a turn");
+    sqlite3_bind_int64(s, 1, public_key(f->turn));
+    bind_text(s, 2, f->turn);
+    sqlite3_bind_int64(s, 3, f->tenant);
+    sqlite3_bind_int64(s, 4, base_wall_ms());
+    if (!execute(s))
+        return database_error(c, err, "cannot forget a turn");
+    return sqlite3_changes(c->db) ? BASE_OK
+                                  : base_fail(err, BASE_NOT_FOUND, "there is no such turn");
+}
+
+base_code gw_ledger_forget(gw_ledger *ledger, int64_t tenant, const char *turn, base_err *err)
+{
+    forget f = {tenant, turn};
+    return on_writer(ledger, run_forget, &f, err);
 }
 
 /* ---- tenants and keys ---- */

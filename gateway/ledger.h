@@ -124,6 +124,7 @@ typedef struct gw_commit {
     const char *label;          /* session name from the client: a label only */
     const char *request, *response, *dialect, *model, *fingerprint, *numerics;
     const char *metadata; /* JSON */
+    const char *echo;     /* JSON: what the dialect's object repeats of the request */
     const gw_root *root;
     const gw_match *match;
     const eng_item *items;
@@ -162,12 +163,21 @@ typedef struct gw_turn_row {
     uint32_t step_count;
     eng_usage usage;
     uint64_t seed;
-    int64_t created_ms;
+    int64_t created_ms, ended_ms;
     char *answer; /* JSON of the assistant item, NULL if not kept */
+    char *echo;   /* NULL if not kept, or forgotten */
 } gw_turn_row;
 /* BASE_NOT_FOUND for unknown ids and other tenants' alike. */
 base_code gw_ledger_turn(gw_ledger *ledger, gw_turn_row *out, int64_t tenant, const char *turn,
                          base_arena *arena, base_err *err);
+
+/* JSON of a turn's items, oldest first, its answer last if it has one: in the arena. BASE_NOT_FOUND
+ * as above, and for turns that keep no items. */
+base_code gw_ledger_items(gw_ledger *ledger, char ***out, uint32_t *count, int64_t tenant,
+                          const char *turn, base_arena *arena, base_err *err);
+/* The turn loses its echo and leaves the disk as soon as no kept turn builds on it. BASE_NOT_FOUND
+ * if there is no such turn with an echo. Blocks until it is committed. */
+base_code gw_ledger_forget(gw_ledger *ledger, int64_t tenant, const char *turn, base_err *err);
 
 typedef struct gw_ledger_stats {
     uint64_t commits, transactions, failures, spilled; /* spilled: runs that left memory */

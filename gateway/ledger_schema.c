@@ -93,6 +93,8 @@ static const char *const migrations[] = {
     "CREATE INDEX turns_node ON turns(node) WHERE node IS NOT NULL;"
     "CREATE INDEX turns_run ON turns(run) WHERE run IS NOT NULL;"
     "CREATE INDEX turns_expires ON turns(expires_ms) WHERE expires_ms IS NOT NULL;",
+    /* 2: what a dialect's object repeats of its request. */
+    "ALTER TABLE turns ADD COLUMN echo TEXT;",
 };
 
 _Static_assert(sizeof(migrations) / sizeof(migrations[0]) == GW_SCHEMA_VERSION,

@@ -304,6 +304,40 @@ static base_code read_reference(gw_item_list *list, const json_t *item, const ch
                     err);
 }
 
+/* ---- the ledger's items ---- */
+
+static eng_text member(const json_t *object, const char *name)
+{
+    const json_t *text = json_object_get(object, name);
+    return (eng_text){json_is_string(text) ? json_string_value(text) : "",
+                      json_string_length(text)};
+}
+
+base_code gw_items_add_stored(gw_item_list *list, const char *json, base_err *err)
+{
+    static const char *const roles[] = {"root", "system", "user", "assistant", "tool"};
+    json_t *tree = json_loads(json, JSON_ALLOW_NUL, NULL);
+    if (!tree || json_array_append_new(list->stored, tree))
+        return base_fail(err, tree ? BASE_NOMEM : BASE_FORMAT, "a stored item cannot be read");
+    const char *role = json_string_value(json_object_get(tree, "role"));
+    eng_role kind = ENG_ROLE_ROOT;
+    while (role && kind < ENG_ROLE_TOOL && strcmp(roles[kind], role) != 0)
+        kind++;
+    eng_item *item = add(list, kind);
+    if (!item)
+        return no_memory(err);
+    item->text = member(tree, "content");
+    item->reasoning = member(tree, "reasoning_content");
+    const json_t *calls = json_object_get(tree, "tool_calls");
+    for (size_t i = 0; i < json_array_size(calls); i++) {
+        const json_t *call = json_array_get(calls, i), *f = json_object_get(call, "function");
+        TRY(add_call(
+            list, (eng_call){member(call, "id"), member(f, "name"), member(f, "arguments")}, err));
+    }
+    list->open = false; /* it was a whole turn */
+    return BASE_OK;
+}
+
 /* ---- all of it ---- */
 
 static base_code read_item(gw_item_list *list, const json_t *item, const char *path, base_err *err)

@@ -445,6 +445,7 @@ static bool begin_commit(gw_turn *turn, uint32_t run_tokens)
         .fingerprint = info->fingerprint,
         .numerics = info->numerics,
         .metadata = turn->metadata,
+        .echo = turn->echo,
         .root = &turn->root,
         .match = &turn->match,
         .items = turn->items,

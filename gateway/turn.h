@@ -111,6 +111,7 @@ struct gw_turn {
     const char *model;    /* as asked for */
     const char *label;    /* session name from the client, NULL if none */
     const char *metadata; /* JSON, NULL if none */
+    const char *echo;     /* JSON for the ledger, NULL if none; see gw_commit */
     eng_text cache_salt;
     gw_retention retention;
     eng_item *items; /* chat.items, still writable */

@@ -94,6 +94,24 @@ await check('responses: input_tokens counts what a response then uses', async ()
   assert.equal(counted.json.input_tokens, r.usage.input_tokens);
 });
 
+await check('responses: previous_response_id continues, forks and keeps the cache; retrieve equals; deleted is gone', async () => {
+  const first = await client.responses.create(ask(`What's the weather in ${city()}? ${word()}`, { tools: [tool], tool_choice: 'required' }));
+  const output = first.output.filter((o) => o.type === 'function_call')
+    .map((call) => ({ type: 'function_call_output', call_id: call.call_id, output: JSON.stringify({ condition: pick(['rain', 'fog']) }) }));
+  assert.deepEqual((await client.responses.retrieve(first.id)).output, first.output);
+  for (let fork = 0; fork < 2; fork++) {
+    const next = await client.responses.create(ask(output, { tools: [tool], previous_response_id: first.id }));
+    assert.equal(next.previous_response_id, first.id);
+    const cached = next.usage.input_tokens_details.cached_tokens;
+    assert.ok(cached >= first.usage.total_tokens - 1, `${cached} of ${first.usage.total_tokens}`);
+    const third = await client.responses.create(ask(`Thanks, ${word()}!`, { tools: [tool], previous_response_id: next.id }));
+    assert.ok(third.usage.input_tokens_details.cached_tokens >= next.usage.total_tokens - 1);
+  }
+  await client.responses.delete(first.id);
+  await assert.rejects(client.responses.retrieve(first.id), (e) => e instanceof OpenAI.NotFoundError && e.code === 'response_not_found');
+  await assert.rejects(client.responses.create(ask(output, { previous_response_id: first.id })), (e) => e instanceof OpenAI.BadRequestError && e.code === 'previous_response_not_found');
+});
+
 const { code } = await server.stop();
 await check('SIGTERM ends the server with status 0', () => assert.equal(code, 0));
 finish();

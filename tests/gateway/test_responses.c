@@ -28,6 +28,12 @@ TestSuite(responses, .init = start, .fini = stop, .timeout = 60);
     ",\"tools\":[{\"type\":\"web_search\"},{\"type\":\"function\",\"strict\":true,\"parameters\":" \
     "{\"type\":\"object\",\"x\":1.50},\"name\":\"f\",\"description\":\"d\"}]"
 
+const char *gw_exchange_query(const gw_exchange *exchange)
+{
+    (void)exchange;
+    return "";
+}
+
 static gw_exchange *post(const char *body)
 {
     gw_exchange *exchange = calloc(1, sizeof *exchange);
@@ -385,6 +391,122 @@ Test(responses, input_tokens_are_counted_without_a_run)
     cr_assert_str_eq(text_at(json, "object"), "response.input_tokens");
     cr_assert_eq(json_integer_value(at(json, "input_tokens")), 4, "a mark, two bytes, the opening");
     cr_assert_eq(atomic_load(&engine.submitted), 0);
+    json_decref(json);
+    free_exchange(e);
+}
+
+/* A call about a stored response; its answer, which the caller frees. */
+static json_t *about(void (*handle)(gw_app *app, gw_exchange *exchange), const char *id,
+                     const char *rest, int status)
+{
+    char path[96];
+    snprintf(path, sizeof path, "/v1/responses/%s%s", id, rest);
+    gw_exchange *e = calloc(1, sizeof *e);
+    e->path = path;
+    handle(&app, e);
+    pump_until_over(e);
+    cr_expect_eq(e->status, status, "%s: %d %s", path, e->status, e->out.data);
+    json_t *json = answer_json(e);
+    free_exchange(e);
+    return json;
+}
+
+static gw_exchange *post_after(char body[512], const char *id, const char *rest)
+{
+    snprintf(body, 512, HEAD TOOL ",\"previous_response_id\":\"%s\",%s}", id, rest);
+    return post(body);
+}
+
+Test(responses, a_stored_response_is_had_again_continued_and_deleted)
+{
+    char body[512];
+    gw_exchange *e = post(HI TOOL ",\"instructions\":\"be\",\"metadata\":{\"k\":\"v\"}}");
+    cr_assert(admit(e));
+    engine_part(ENG_PART_REASONING, 0, "why");
+    engine_part(ENG_PART_TEXT, 0, "Hello");
+    engine_part(ENG_PART_CALL_BEGIN, 0, "f");
+    engine_part(ENG_PART_CALL_ARGS, 0, "{}");
+    engine_part(ENG_PART_CALL_END, 0, "");
+    engine_done(ENG_FINISH_CALLS, 9, -1, 11);
+    pump_until_over(e);
+    json_t *first = answer_json(e);
+    free_exchange(e);
+    const char *id = text_at(first, "id");
+
+    json_t *again = about(gw_api_responses_get, id, "", 200);
+    json_object_del(at(first, "usage"), "whimbrel"); /* of the run, not of the response */
+    cr_assert(json_equal(first, again), "%s\n%s", json_dumps(first, 0), json_dumps(again, 0));
+    json_decref(again);
+    json_decref(about(gw_api_responses_cancel, id, "/cancel", 400));
+
+    /* The call must be answered; then all of it is there but the instructions. */
+    e = post_after(body, id, "\"input\":\"more\"");
+    cr_assert(!admit(e));
+    cr_assert_not_null(strstr(e->out.data, "No tool output found for function call call_"));
+    free_exchange(e);
+    char output[256];
+    snprintf(output, sizeof output,
+             "\"instructions\":\"be\",\"input\":[{\"type\":\"function_call_output\",\"call_id\":"
+             "\"%s\",\"output\":\"sun\"}]",
+             text_at(first, "output.2.call_id"));
+    for (int fork = 0; fork < 2; fork++) {
+        e = post_after(body, id, output);
+        cr_assert(admit(e), "%s", e->out.data);
+        cr_assert_eq(engine.spliced, 1);
+        cr_assert(strncmp(engine.rendered.data, "system:be|user:hi|assistant:SPLICED|tool:sun|",
+                          engine.rendered.length) == 0,
+                  "%.*s", (int)engine.rendered.length, engine.rendered.data);
+        engine_part(ENG_PART_TEXT, 0, "Sunny");
+        engine_done(ENG_FINISH_STOP, 6, -1, 5);
+        pump_until_over(e);
+        json_t *second = answer_json(e);
+        cr_assert_str_eq(text_at(second, "previous_response_id"), id);
+        json_decref(second);
+        free_exchange(e);
+    }
+
+    json_t *gone = about(gw_api_responses_delete, id, "", 200);
+    cr_assert(json_is_true(at(gone, "deleted")));
+    json_decref(gone);
+    gone = about(gw_api_responses_get, id, "", 404);
+    cr_assert_str_eq(text_at(gone, "error.code"), "response_not_found");
+    json_decref(gone);
+    json_decref(about(gw_api_responses_delete, id, "", 404));
+    e = post_after(body, id, output);
+    cr_assert(!admit(e));
+    cr_assert_eq(e->status, 400);
+    cr_assert_not_null(strstr(e->out.data, "previous_response_not_found"));
+    free_exchange(e);
+    json_decref(first);
+}
+
+Test(responses, what_is_not_stored_is_not_found)
+{
+    char body[512];
+    gw_exchange *e = post(HI ",\"store\":false}");
+    cr_assert(admit(e));
+    engine_part(ENG_PART_TEXT, 0, "Hello");
+    engine_done(ENG_FINISH_STOP, 6, -1, 5);
+    pump_until_over(e);
+    json_t *json = answer_json(e);
+    free_exchange(e);
+    json_decref(about(gw_api_responses_get, text_at(json, "id"), "", 404));
+    json_decref(about(gw_api_responses_get, "resp_1", "", 404));
+    e = post_after(body, text_at(json, "id"), "\"input\":\"x\"");
+    cr_assert(!admit(e));
+    cr_assert_eq(e->status, 400);
+    free_exchange(e);
+    json_decref(json);
+    /* A turn of another dialect is no response, though its items are the ledger's too. */
+    e = send_text("{\"model\":\"fake\",\"store\":true,\"messages\":[{\"role\":\"user\",\"content\":"
+                  "\"hi\"}]}");
+    cr_assert(admit(e));
+    engine_done(ENG_FINISH_STOP, 1, -1, 0);
+    pump_until_over(e);
+    json = answer_json(e);
+    char id[64];
+    snprintf(id, sizeof id, "resp_%s", text_at(json, "usage.whimbrel.turn") + 5);
+    json_decref(about(gw_api_responses_get, id, "", 404));
     json_decref(json);
     free_exchange(e);
 }
