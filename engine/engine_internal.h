@@ -41,6 +41,8 @@ typedef struct eng_sequence {
     uint32_t draft_count;
     int32_t draft[ENG_SPEC_BLOCK_MAX];
     eng_usage usage;
+    bool closing; /* the end was forced: what is known is run for the next turn's sake, then it ends
+                   */
     bool finished;
     eng_finish finish;
     int32_t stop_index;

@@ -308,7 +308,7 @@ static void append_forced(eng_engine *engine, eng_sequence *seq, const int32_t *
             seq->logprobs[seq->output_count] = (eng_logprob){.token = tokens[i]};
         store_token(seq, tokens[i]);
         if (eng__is_end_token(engine, tokens[i]))
-            note_finish(seq, ENG_FINISH_STOP);
+            seq->closing = true; /* ends once all but this token have been run */
         else
             push_token(engine, seq, tokens[i]);
         if (seq->output_count == seq->output_max)
@@ -349,12 +349,11 @@ static bool take_token(eng_engine *engine, eng_sequence *seq, int32_t token)
     if (!seq->finished && seq->request.call_max > 0 &&
         eng_decoder_calls(seq->decoder) >= seq->request.call_max) {
         append_forced(engine, seq, seq->close, seq->close_count);
-        note_finish(seq, ENG_FINISH_STOP);
     }
     if (!seq->finished && seq->output_count == seq->output_max)
         note_finish(seq, ENG_FINISH_LENGTH);
     force_call(engine, seq);
-    return !seq->finished;
+    return !seq->finished && !seq->closing;
 }
 
 /* ---- a step ---- */
@@ -439,7 +438,7 @@ static void propose(eng_engine *engine)
     for (uint32_t i = 0; i < engine->active_count; i++) {
         eng_sequence *seq = engine->active[i];
         seq->draft_count = 0;
-        if (known(seq) - seq->run != 1 || seq->output_count == 0 ||
+        if (known(seq) - seq->run != 1 || seq->output_count == 0 || seq->closing ||
             seq->output_max - seq->output_count < 2)
             continue;
         engine->order[count] = i;
@@ -607,8 +606,10 @@ static void step(eng_engine *engine)
         uint32_t n = engine->plan[i].rows, need = engine->plan[i].need;
         if (n == 0)
             continue;
-        if (n < need) {
+        if (n < need || seq->closing) {
             raise_filled(engine, seq, seq->run + n);
+            if (seq->closing && seq->run == known(seq))
+                note_finish(seq, ENG_FINISH_STOP);
             continue;
         }
         sample_sequence(engine, seq, engine->pick_start[i], n - need + 1, seq->run + need - 1);

@@ -98,6 +98,10 @@ await check('openai: tool_choice none, named, required, and one call with parall
   const one = await client.chat.completions.create({ ...body, tool_choice: 'required', parallel_tool_calls: false });
   assert.equal(one.choices[0].message.tool_calls.length, 1);
   assert.equal(one.choices[0].finish_reason, 'tool_calls');
+  // What was forced is in the cache too.
+  const [call] = one.choices[0].message.tool_calls;
+  const next = await client.chat.completions.create({ ...body, messages: [...body.messages, one.choices[0].message, { role: 'tool', tool_call_id: call.id, content: '{}' }] });
+  assert.ok(next.usage.prompt_tokens_details.cached_tokens >= one.usage.total_tokens - 1, `${next.usage.prompt_tokens_details.cached_tokens} of ${one.usage.total_tokens}`);
 });
 
 await check('openai: a seed fixes the draw, its absence does not; stop strings, max_tokens, logprobs', async () => {
