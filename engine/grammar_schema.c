@@ -127,14 +127,15 @@ typedef struct schema {
 
 static void pointer_of(const dom *node, const char *keyword, char out[160])
 {
-    char text[160];
+    char text[400]; /* a pointer too long for a message loses its end */
     snprintf(out, 160, "%s%s", keyword == NULL ? "" : "/", keyword == NULL ? "" : keyword);
     for (; node != NULL && node->parent != NULL; node = node->parent) {
         if (node->parent->kind == BASE_JSON_ARRAY_BEGIN)
             snprintf(text, sizeof text, "/%u%s", node->index, out);
         else
             snprintf(text, sizeof text, "/%.*s%s", (int)node->key.length, node->key.data, out);
-        memcpy(out, text, sizeof text);
+        memcpy(out, text, 159);
+        out[159] = '\0';
     }
 }
 
