@@ -20,8 +20,8 @@ static const kv_plane target_planes[] = {
     {KV_PLANE_INDEX, 1, 0, 3}, {KV_PLANE_V, 1, 0, 7},
 };
 static const kv_plane big_planes[] = {
-    {KV_PLANE_K, 0, 0, 400}, {KV_PLANE_V, 0, 0, 400}, {KV_PLANE_K, 1, 0, 400},
-    {KV_PLANE_V, 1, 0, 400}, {KV_PLANE_K, 2, 0, 100}, {KV_PLANE_V, 2, 0, 400},
+    {KV_PLANE_K, 0, 0, 1100}, {KV_PLANE_V, 0, 0, 1100}, {KV_PLANE_K, 1, 0, 1100},
+    {KV_PLANE_V, 1, 0, 1100}, {KV_PLANE_K, 2, 0, 100},  {KV_PLANE_V, 2, 0, 1100},
 };
 static const kv_plane draft_planes[] = {{KV_PLANE_DRAFT_K, 0, 0, 6}, {KV_PLANE_DRAFT_V, 0, 0, 6}};
 
