@@ -283,13 +283,25 @@ static void push_token(eng_engine *engine, eng_sequence *seq, int32_t token)
 {
     size_t length = 0;
     const char *bytes = eng_tok_bytes(engine->tok, token, &length);
-    if (bytes == NULL)
-        length = 0;
-    if (!eng_decoder_push(seq->decoder, token, bytes != NULL ? bytes : "", length)) {
-        seq->stop_index = eng_decoder_stop_index(seq->decoder);
-        seq->run_tokens = eng_decoder_whole_tokens(seq->decoder);
-        note_finish(seq, ENG_FINISH_STOP);
+    if (eng_decoder_push(seq->decoder, token, bytes != NULL ? bytes : "",
+                         bytes != NULL ? length : 0))
+        return;
+    seq->stop_index = eng_decoder_stop_index(seq->decoder);
+    if (seq->stop_index < 0) {
+        base_fail(&seq->err, BASE_NOMEM, "out of memory for output text");
+        note_finish(seq, ENG_FINISH_ERROR);
+        return;
     }
+    seq->run_tokens = eng_decoder_whole_tokens(seq->decoder);
+    note_finish(seq, ENG_FINISH_STOP);
+}
+
+/* The decoder closes an open call at the end of turn; raw text has no turns and shows no special
+ * token for it. */
+static void push_end(eng_engine *engine, eng_sequence *seq, int32_t token)
+{
+    if (seq->request.parse == ENG_PARSE_CHAT && token == eng_codec_end_token(engine->codec))
+        push_token(engine, seq, token);
 }
 
 static void store_token(eng_sequence *seq, int32_t token)
@@ -307,9 +319,10 @@ static void append_forced(eng_engine *engine, eng_sequence *seq, const int32_t *
         if (seq->logprobs != NULL)
             seq->logprobs[seq->output_count] = (eng_logprob){.token = tokens[i]};
         store_token(seq, tokens[i]);
-        if (eng__is_end_token(engine, tokens[i]))
-            seq->closing = true; /* ends once all but this token have been run */
-        else
+        if (eng__is_end_token(engine, tokens[i])) {
+            push_end(engine, seq, tokens[i]);
+            seq->closing = true; /* ends once what is known has been run */
+        } else
             push_token(engine, seq, tokens[i]);
         if (seq->output_count == seq->output_max)
             note_finish(seq, ENG_FINISH_LENGTH);
@@ -342,6 +355,7 @@ static bool take_token(eng_engine *engine, eng_sequence *seq, int32_t token)
     store_token(seq, token);
     bool ends = eng__is_end_token(engine, token) && !seq->request.sampling.ignore_eos;
     if (ends || is_stop_token(seq, token)) {
+        push_end(engine, seq, token);
         note_finish(seq, ENG_FINISH_STOP);
         return false;
     }
