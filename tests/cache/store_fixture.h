@@ -1,6 +1,7 @@
 /* A device of bytes for the tests of the disk tier: the rows of a page follow from the tokens
  * before them, so that what comes back can be checked without having kept it. */
 #pragma once
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -5,17 +5,20 @@
 #include <stdlib.h>
 
 #include "cache/index.h"
+#include "store_fixture.h"
 
-static long left = -1; /* allocations until one fails; negative: none does */
-static long alive;
+static _Atomic long left = -1; /* allocations until one fails; negative: none does */
+static _Atomic long alive;
 
 void *__real_malloc(size_t size);
 void *__real_calloc(size_t count, size_t size);
 void *__real_aligned_alloc(size_t align, size_t size);
+char *__real_strdup(const char *text);
 void __real_free(void *at);
 void *__wrap_malloc(size_t size);
 void *__wrap_calloc(size_t count, size_t size);
 void *__wrap_aligned_alloc(size_t align, size_t size);
+char *__wrap_strdup(const char *text);
 void __wrap_free(void *at);
 
 static bool fails(void)
@@ -42,6 +45,11 @@ void *__wrap_calloc(size_t number, size_t size)
 void *__wrap_aligned_alloc(size_t align, size_t size)
 {
     return fails() ? NULL : count(__real_aligned_alloc(align, size));
+}
+
+char *__wrap_strdup(const char *text)
+{
+    return fails() ? NULL : count(__real_strdup(text));
 }
 
 void __wrap_free(void *at)
@@ -114,4 +122,49 @@ Test(cache_create, nothing_is_allocated_afterwards)
     cr_assert_eq(alive, before);
     kv_index_destroy(index);
     kv_pool_destroy(pool);
+}
+
+Test(cache_create, a_disk_tier_without_memory_is_told_and_leaks_nothing)
+{
+    static const kv_plane planes[] = {{KV_PLANE_K, 0, 0, 8}};
+    kv_layout layout;
+    fix_device device;
+    kv_pool *pool;
+    kv_store *store;
+    char dir[64] = "/tmp/whimbrel-nomem-XXXXXX";
+    cr_assert_eq(kv_layout_init(&layout, planes, 1, NULL), BASE_OK);
+    fix_device_init(&device, &layout, &layout);
+    cr_assert_eq(kv_pool_create(&pool, 8, NULL), BASE_OK);
+    cr_assert_not_null(mkdtemp(dir));
+    kv_store_options options = {
+        .dir = dir,
+        .fingerprint = "weights",
+        .numerics = "cpu/1",
+        .layout = &layout,
+        .draft_fingerprint = "drafter",
+        .draft = &layout,
+        .device = {.ctx = &device, .copy_out = fix_copy_out, .copy_in = fix_copy_in},
+        .bytes_max = 1 << 20,
+        .restores_max = 2,
+        .slots_max = 4,
+    };
+    long before = alive, n = 0;
+    for (bool done = false; !done; n++) {
+        base_err err = BASE_ERR_INIT;
+        cr_assert_lt(n, 100);
+        left = n;
+        base_code made = kv_store_open(&store, pool, &options, &err);
+        left = -1;
+        done = made == BASE_OK;
+        if (!done) {
+            cr_assert_eq(made, BASE_NOMEM, "allocation %ld: %s", n, err.text);
+            cr_assert_null(store);
+        }
+        kv_store_close(store, true);
+        cr_assert_eq(alive, before, "allocation %ld: %ld are left", n, alive - before);
+    }
+    cr_assert_gt(n, 20);
+    kv_pool_destroy(pool);
+    fix_device_deinit(&device);
+    fix_remove_dir(dir);
 }
