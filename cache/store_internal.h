@@ -161,9 +161,9 @@ struct kv_store {
     double rate_bytes, rate_s;
     uint64_t rate_ns; /* when it was last measured */
     bool stop, abandon;
-    bool paused, broken; /* after an error; for good */
-    bool scrub;          /* erased rows may still stand in the log */
-    bool busy;           /* the writer is at work */
+    bool paused, broken;              /* after an error; for good */
+    bool scrub;                       /* erased rows may still stand in the log */
+    bool busy;                        /* the writer is at work */
     uint32_t failures, failures_told; /* of the writer, ever; when a flush last told */
     kv_store_stats stats;
 

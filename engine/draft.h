@@ -37,6 +37,7 @@ typedef struct eng_draft_input {
  * confidence: [inputs, block]. */
 void eng_draft_propose(eng_draft *draft, kn_kv *kv, const eng_draft_input *inputs,
                        uint32_t input_count, uint32_t length, int32_t *tokens, float *confidence);
-/* Inspection for tests: base logits + Markov correction of the last pass, [length, inputs, vocab]. A
- * pass takes as many inputs as fit the model's rows_max; all of them unless there are very many. */
+/* Inspection for tests: base logits + Markov correction of the last pass, [length, inputs, vocab].
+ * A pass takes as many inputs as fit the model's rows_max; all of them unless there are very many.
+ */
 const float *eng_draft_last_logits(const eng_draft *draft);

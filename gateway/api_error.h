@@ -40,9 +40,9 @@ void gw_error_respond_err(gw_exchange *exchange, const base_err *err);
 /* With every header chosen by the row. */
 void gw_error_respond_row(gw_exchange *exchange, const gw_error_row *row, const char *param,
                           const char *message);
-/* Anthropic's dialect has words and statuses of its own (529 for 503, 504 for 408). Every refusal of
- * a path below /v1/messages, or of a request with the header anthropic-version, is given in them,
- * with the header request-id; these are for a dialect's own records. */
+/* Anthropic's dialect has words and statuses of its own (529 for 503, 504 for 408). Every refusal
+ * of a path below /v1/messages, or of a request with the header anthropic-version, is given in
+ * them, with the header request-id; these are for a dialect's own records. */
 gw_error_row gw_error_messages_row(const gw_error_row *row);
 void gw_error_messages_json(base_buf *out, const char *type, const char *message,
                             const char *request_id);

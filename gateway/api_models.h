@@ -1,8 +1,10 @@
-/* api_models: which model is served, and whether the server lives and is ready. Thread: the exchange's loop. */
+/* api_models: which model is served, and whether the server lives and is ready. Thread: the
+ * exchange's loop. */
 #pragma once
 #include "gateway/app.h"
 
-/* GET /v1/models and /v1/models/{id}; Anthropic's shape when the client sends `anthropic-version`. */
+/* GET /v1/models and /v1/models/{id}; Anthropic's shape when the client sends `anthropic-version`.
+ */
 void gw_api_models_list(gw_app *app, gw_exchange *exchange);
 void gw_api_models_get(gw_app *app, gw_exchange *exchange);
 

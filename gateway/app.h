@@ -1,5 +1,5 @@
-/* gw_app: what every handler needs, made by main.c in order and taken down in reverse. Nothing in it changes after start
- * except inside the modules themselves. */
+/* gw_app: what every handler needs, made by main.c in order and taken down in reverse. Nothing in
+ * it changes after start except inside the modules themselves. */
 #pragma once
 #include "engine/engine.h"
 #include "gateway/server.h"

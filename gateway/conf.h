@@ -1,9 +1,9 @@
 /* gw_conf: the configuration, read once at start and then constant.
  *
- * conf.c holds one table of keys; the flags, --print-config, --help and config/default.json come from it. Values are taken
- * in this order, the later one wins: the default, the file of --config, --set and the other flags. A value that does not
- * parse, is out of its bounds or does not fit another key is BASE_INVALID with the key in err->param.
- * Thread: any, after gw_conf_create. */
+ * conf.c holds one table of keys; the flags, --print-config, --help and config/default.json come
+ * from it. Values are taken in this order, the later one wins: the default, the file of --config,
+ * --set and the other flags. A value that does not parse, is out of its bounds or does not fit
+ * another key is BASE_INVALID with the key in err->param. Thread: any, after gw_conf_create. */
 #pragma once
 #include <stdio.h>
 
@@ -21,9 +21,9 @@ typedef struct gw_conf {
     char *model_draft;          /* directory, "auto" (MODEL/dspark if it exists) or "off" */
     gw_conf_list model_aliases; /* further names that requests may give; "*" is any name */
 
-    char *engine_backend; /* "auto", "cpu", "cuda", "hip" */
-    char *engine_cpu;     /* "auto", "ref", "avx2", "avx512" */
-    char *engine_kv;      /* "nvfp4", "fp8", "bf16", "f32" */
+    char *engine_backend;    /* "auto", "cpu", "cuda", "hip" */
+    char *engine_cpu;        /* "auto", "ref", "avx2", "avx512" */
+    char *engine_kv;         /* "nvfp4", "fp8", "bf16", "f32" */
     uint32_t engine_threads; /* 0: one a core */
     uint64_t engine_kv_bytes_max;
     uint32_t engine_context_max_tokens; /* 0: the model's */
@@ -79,7 +79,8 @@ typedef enum gw_conf_action {
 } gw_conf_action;
 
 /* From the arguments of main; `action` may be NULL. */
-base_code gw_conf_create(gw_conf **out, gw_conf_action *action, int argc, char *const *argv, base_err *err);
+base_code gw_conf_create(gw_conf **out, gw_conf_action *action, int argc, char *const *argv,
+                         base_err *err);
 void gw_conf_destroy(gw_conf *conf); /* NULL is fine */
 
 /* The effective configuration as JSON; without arguments it is config/default.json to the byte. */

@@ -1,27 +1,28 @@
-/* gw_metrics: counters, gauges and histograms with bounded labels, in Prometheus text (version 0.0.4).
+/* gw_metrics: counters, gauges and histograms with bounded labels, in Prometheus text (version
+ * 0.0.4).
  *
- * Every name begins with whimbrel_. Label values come from this source only: routes, statuses, never a client's text.
- * Counting is a relaxed atomic add or three. Thread: any. */
+ * Every name begins with whimbrel_. Label values come from this source only: routes, statuses,
+ * never a client's text. Counting is a relaxed atomic add or three. Thread: any. */
 #pragma once
 #include "engine/base/buf.h"
 #include "gateway/app.h"
 
 typedef enum gw_counter {
     GW_CLIENT_GONE,
-    GW_COMMIT_FAILED,     /* turns completed with "stored": false, or ended in an error */
+    GW_COMMIT_FAILED, /* turns completed with "stored": false, or ended in an error */
     GW_TURNS_STORED,
-    GW_SPLICED_ITEMS,     /* assistant items taken from the ledger as exact tokens */
-    GW_RENDERED_ITEMS,    /* assistant items rendered from JSON */
+    GW_SPLICED_ITEMS,  /* assistant items taken from the ledger as exact tokens */
+    GW_RENDERED_ITEMS, /* assistant items rendered from JSON */
     GW_COUNTER_COUNT,
 } gw_counter;
 
 typedef enum gw_histogram {
-    GW_TTFT,         /* seconds, request complete to first output event */
-    GW_ITL,          /* seconds between output events of a stream */
-    GW_QUEUE,        /* seconds */
-    GW_PREFILL,      /* seconds */
-    GW_E2E,          /* seconds */
-    GW_COMMIT,       /* seconds, end of generation to committed */
+    GW_TTFT,    /* seconds, request complete to first output event */
+    GW_ITL,     /* seconds between output events of a stream */
+    GW_QUEUE,   /* seconds */
+    GW_PREFILL, /* seconds */
+    GW_E2E,     /* seconds */
+    GW_COMMIT,  /* seconds, end of generation to committed */
     GW_PROMPT_TOKENS,
     GW_UNCACHED_TOKENS,
     GW_OUTPUT_TOKENS,
@@ -32,7 +33,8 @@ base_code gw_metrics_create(gw_metrics **out, base_err *err);
 void gw_metrics_destroy(gw_metrics *metrics); /* NULL is fine */
 void gw_metrics_add(gw_metrics *metrics, gw_counter counter, uint64_t n);
 void gw_metrics_observe(gw_metrics *metrics, gw_histogram histogram, double value);
-/* One finished HTTP request. `route` is a static string, one of at most GW_ROUTES_MAX (the rest count as "other"). */
+/* One finished HTTP request. `route` is a static string, one of at most GW_ROUTES_MAX (the rest
+ * count as "other"). */
 #define GW_ROUTES_MAX 48
 void gw_metrics_request(gw_metrics *metrics, const char *route, int status);
 /* The whole text: own metrics, then the engine's and the server's. */

@@ -1,5 +1,6 @@
-/* gw_route: method and path to handler, and what every request must pass before one: Host and Origin while there are no
- * keys, media type, and the answers to OPTIONS, unknown paths and wrong methods. */
+/* gw_route: method and path to handler, and what every request must pass before one: Host and
+ * Origin while there are no keys, media type, and the answers to OPTIONS, unknown paths and wrong
+ * methods. */
 #pragma once
 #include "gateway/app.h"
 

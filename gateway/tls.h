@@ -4,5 +4,6 @@
 
 #include "engine/base/err.h"
 
-/* `cert` is a PEM file with the chain, leaf first; `key` its private key. BASE_IO or BASE_FORMAT name the file. */
+/* `cert` is a PEM file with the chain, leaf first; `key` its private key. BASE_IO or BASE_FORMAT
+ * name the file. */
 base_code gw_tls_create(SSL_CTX **out, const char *cert, const char *key, base_err *err);

@@ -1,4 +1,5 @@
-/* gw_workers: threads for what must not block a loop: parsing bodies, tokenizing, reading the ledger.
+/* gw_workers: threads for what must not block a loop: parsing bodies, tokenizing, reading the
+ * ledger.
  *
  * One bounded queue; a job belongs to the workers from submit until run returns. */
 #pragma once

@@ -177,7 +177,8 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) static uint64_t rea
     return a[0] ^ a[1] ^ a[2] ^ a[3] ^ a[4] ^ a[5] ^ a[6] ^ a[7];
 }
 
-/* Twelve accumulators hide the latency; each is a variable of its own, or the compiler keeps them in memory. */
+/* Twelve accumulators hide the latency; each is a variable of its own, or the compiler keeps them
+ * in memory. */
 __attribute__((target_clones("avx512f", "arch=haswell", "default"),
                optimize("fp-contract=fast"))) static float
 fma_all(uint32_t loops)

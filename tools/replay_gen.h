@@ -26,7 +26,7 @@ typedef struct rp_gen_options {
 
 #define RP_GEN_DEFAULT                                                                             \
     {                                                                                              \
-        .seed = 1, .sessions = 64, .groups = 4, .turns_median = 33, .turns_sigma = 0.63,            \
+        .seed = 1, .sessions = 64, .groups = 4, .turns_median = 33, .turns_sigma = 0.63,           \
         .turns_max = 200, .start_tokens = 12000, .result_median = 1500, .result_sigma = 0.95,      \
         .result_max = 20000, .output_median = 500, .output_sigma = 0.5, .gap_median_s = 5.2,       \
         .gap_p99_s = 81, .fork_share = 0.08, .compact_share = 0.03, .arrivals_per_s = 0.02,        \
