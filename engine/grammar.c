@@ -314,6 +314,7 @@ void eng_grammar_unref(eng_grammar *g)
     free(g->arrays.data);
     free(g->items.data);
     free(g->lengths.data);
+    free(g->runs.data);
     free(g->bits.data);
     free(g);
 }
@@ -324,7 +325,7 @@ size_t eng_grammar_bytes(const eng_grammar *g)
            g->lists.capacity * sizeof(uint32_t) + g->rules.capacity * sizeof(gr_rule) +
            g->objects.capacity * sizeof(gr_object) + g->arrays.capacity * sizeof(gr_array) +
            g->items.capacity * sizeof(gr_item) + g->lengths.capacity * sizeof(gr_length) +
-           g->bits.capacity * sizeof(uint64_t);
+           g->runs.capacity * sizeof(gr_runs) + g->bits.capacity * sizeof(uint64_t);
 }
 
 uint32_t eng_grammar_nodes(const eng_grammar *g)
@@ -1308,6 +1309,8 @@ static void mask_make(eng_grammar_run *run, uint32_t *mask, uint32_t config)
             uint32_t left = GR_INFINITE;
             if (node->c != 0 && g->lengths.data[node->c - 1].max != GR_INFINITE)
                 left = g->lengths.data[node->c - 1].max + 1 - frame_at(run, pair[1])[FRAME_COUNT];
+            if (node->runs != 0)
+                left = g->runs.data[node->runs - 1].limit[k];
             limit = left > limit ? left : limit;
         }
         if (limit > 0)

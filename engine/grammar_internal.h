@@ -36,8 +36,14 @@ typedef enum gr_kind {
 typedef struct gr_node {
     uint8_t kind;
     uint8_t loops; /* GR_BYTES: vocabulary classes whose bytes lead back here */
+    uint16_t runs; /* GR_BYTES: 1 + how many characters of each class may follow, 0: no bound */
     uint32_t a, b, c;
 } gr_node;
+
+/* A state from which any `limit` characters of a class can be read, and never one more. */
+typedef struct gr_runs {
+    uint16_t limit[8];
+} gr_runs;
 
 typedef struct gr_edge {
     uint8_t lo, hi;
@@ -95,6 +101,7 @@ struct eng_grammar {
     GR_VECTOR(gr_array) arrays;
     GR_VECTOR(gr_item) items;
     GR_VECTOR(gr_length) lengths;
+    GR_VECTOR(gr_runs) runs;
     GR_VECTOR(uint64_t) bits;
 };
 

@@ -1144,6 +1144,79 @@ static void lower_state(lowering *l, uint32_t state, uint32_t node, bool json)
     c->g->nodes.data[node].loops = (uint8_t)loops;
 }
 
+/* Longest run that is counted; no token has more characters. */
+#define RUN_MAX 300u
+
+/* How many code points of lo..hi a class has. */
+static uint32_t class_share(uint32_t class_index, uint32_t lo, uint32_t hi)
+{
+    uint32_t n = 0;
+    for (uint32_t ch = lo; ch < 0x80 && ch <= hi; ch++)
+        n += gr_class_has(class_index, (uint8_t)ch) || (ch == 0x7F && class_index == GR_CLASS_TEXT);
+    if (class_index == GR_CLASS_TEXT && hi >= 0x80)
+        n += hi - (lo > 0x80 ? lo : 0x80) + 1;
+    return n;
+}
+
+/* Where a state reads whole classes, though not for ever, as under a maxLength: if the shortest and
+ * the longest run of a class are equal, its tokens up to that many characters may follow and no
+ * others, as only a quote can lead out of a string. */
+static void find_runs(lowering *l, const uint32_t *nodes)
+{
+    gr_compile *c = l->c;
+    const gr_dfa *dfa = l->dfa;
+    uint16_t *least = gr_alloc(c, dfa->count, sizeof *least);
+    uint16_t *most = gr_alloc(c, dfa->count, sizeof *most);
+    gr_runs *all = gr_alloc(c, dfa->count, sizeof *all);
+    uint32_t range_count = dfa->first[dfa->count];
+    uint32_t *share = gr_alloc(c, range_count, sizeof *share);
+    for (uint32_t k = 0; k < GR_CLASS_REST; k++) {
+        uint32_t whole = class_share(k, 0, CODE_MAX);
+        for (uint32_t i = 0; i < range_count; i++)
+            share[i] = class_share(k, dfa->ranges[i].lo, dfa->ranges[i].hi);
+        for (uint32_t s = 0; s < dfa->count; s++) {
+            uint32_t covered = 0;
+            for (uint32_t i = dfa->first[s]; i < dfa->first[s + 1]; i++)
+                covered += share[i];
+            least[s] = covered == whole ? RUN_MAX : 0;
+            most[s] = 0;
+        }
+        gr_work(c, range_count);
+        for (bool changed = true; changed;) {
+            changed = false;
+            gr_work(c, range_count);
+            for (uint32_t s = dfa->count; s-- > 0;) {
+                uint32_t low = RUN_MAX, high = 0;
+                for (uint32_t i = dfa->first[s]; i < dfa->first[s + 1]; i++) {
+                    uint32_t to = dfa->ranges[i].to;
+                    if (share[i] == 0)
+                        continue;
+                    uint32_t run = to == s ? RUN_MAX : most[to] + 1u;
+                    high = run > high ? run : high;
+                    low = least[to] + 1u < low ? least[to] + 1u : low;
+                }
+                high = high > RUN_MAX ? RUN_MAX : high;
+                low = least[s] == 0 ? 0 : low;
+                changed = changed || high != most[s] || low != least[s];
+                most[s] = (uint16_t)high;
+                least[s] = (uint16_t)low;
+            }
+        }
+        for (uint32_t s = 0; s < dfa->count; s++)
+            all[s].limit[k] = least[s] == most[s] ? least[s] : 0;
+    }
+    for (uint32_t s = 0; s < dfa->count; s++) {
+        uint8_t loops = 0;
+        for (uint32_t k = 0; k < GR_CLASS_REST; k++)
+            loops |= (uint8_t)((all[s].limit[k] > 0) << k);
+        if (loops == 0 || nodes[s] == GR_NONE || c->g->runs.count == UINT16_MAX)
+            continue;
+        *gr_push(c, &c->g->runs) = all[s];
+        c->g->nodes.data[nodes[s]].runs = (uint16_t)c->g->runs.count;
+        c->g->nodes.data[nodes[s]].loops = loops;
+    }
+}
+
 uint32_t gr_dfa_lower(gr_compile *c, const gr_dfa *dfa, bool json, uint32_t next)
 {
     lowering l = {.c = c, .dfa = dfa};
@@ -1164,6 +1237,8 @@ uint32_t gr_dfa_lower(gr_compile *c, const gr_dfa *dfa, bool json, uint32_t next
     for (uint32_t s = dfa->count; s-- > 0;)
         if (nodes[s] != GR_NONE)
             lower_state(&l, s, nodes[s], json);
+    if (json)
+        find_runs(&l, nodes);
     return l.entry[0];
 }
 

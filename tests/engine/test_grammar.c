@@ -60,11 +60,18 @@ static void expect_refused(const char *schema, base_code code, const char *keywo
     cr_expect_str_eq(err.param, pointer);
 }
 
-static char *dump(const json_t *json)
+/* jansson's reals have a fixed number of digits: 15 give back what a document wrote, unless it
+ * wrote more. */
+static char *dump_as(const json_t *json, size_t digits)
 {
-    char *text = json_dumps(json, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(16));
+    char *text = json_dumps(json, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(digits));
     cr_assert_not_null(text);
     return text;
+}
+
+static char *dump(const json_t *json)
+{
+    return dump_as(json, 16);
 }
 
 /* ---- the cases ---- */
@@ -297,7 +304,7 @@ Test(eng_grammar, the_instances_of_json_schema_bench, .timeout = 600)
             printf("refused %s: %s\n", json_string_value(json_object_get(whole, "file")), err.text);
         json_array_foreach(code == BASE_OK ? json_object_get(one, "tests") : NULL, i, test)
         {
-            char *data = dump(json_object_get(test, "data"));
+            char *data = dump_as(json_object_get(test, "data"), 15);
             bool valid = json_is_true(json_object_get(test, "valid"));
             tests++;
             if (accepts_bytes(g, data, strlen(data)) != valid) {
@@ -591,7 +598,7 @@ Test(eng_grammar, masks_of_a_large_vocabulary, .timeout = 120)
             strcpy(texts[id] + at, odd[r.v[3] / 100 % 10]);
     }
     cr_assert_eq(eng_vocab_create(&vocab, made_bytes, texts, VOCAB, &err), BASE_OK);
-    uint32_t count = 0;
+    uint32_t count = 0, firsts = 0;
     for (size_t w = 0; w < sizeof walked / sizeof *walked; w++) {
         eng_grammar *g = compile(walked[w], NULL);
         eng_grammar_run *run;
@@ -605,7 +612,10 @@ Test(eng_grammar, masks_of_a_large_vocabulary, .timeout = 120)
                 uint64_t t1 = base_now_ns();
                 mask = eng_grammar_mask(&state, NULL, 0);
                 kept[count] = base_now_ns() - t1;
-                fresh[count++] = t1 - t0;
+                /* A place seen before is no first time. */
+                fresh[firsts] = t1 - t0;
+                firsts += t1 - t0 > 1000;
+                count++;
                 int32_t id = (int32_t)(base_rand(seed, w, step).v[0] % VOCAB);
                 uint32_t tries = 0;
                 while (tries++ < VOCAB && !bit(mask, id))
@@ -621,10 +631,10 @@ Test(eng_grammar, masks_of_a_large_vocabulary, .timeout = 120)
         eng_grammar_run_destroy(run);
         eng_grammar_unref(g);
     }
-    qsort(fresh, count, sizeof *fresh, by_value);
+    qsort(fresh, firsts, sizeof *fresh, by_value);
     qsort(kept, count, sizeof *kept, by_value);
-    printf("%u masks of %u tokens: first p50 %.1f us, p99 %.1f us; cached p50 %.2f us\n", count,
-           VOCAB, (double)fresh[count / 2] / 1e3, (double)fresh[count * 99 / 100] / 1e3,
-           (double)kept[count / 2] / 1e3);
+    printf("%u masks of %u tokens, %u first: first p50 %.1f us, p99 %.1f us; cached p50 %.2f us\n",
+           count, VOCAB, firsts, (double)fresh[firsts / 2] / 1e3,
+           (double)fresh[firsts * 99 / 100] / 1e3, (double)kept[count / 2] / 1e3);
     eng_vocab_destroy(vocab);
 }
