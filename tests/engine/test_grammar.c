@@ -283,9 +283,12 @@ Test(eng_grammar, the_instances_of_json_schema_bench, .timeout = 600)
     FILE *file = fopen(path, "r");
     char *line = NULL;
     size_t capacity = 0, i;
-    uint32_t schemas = 0, accepted = 0, tests = 0, wrong = 0, unread = 0;
+    uint32_t schemas = 0, accepted = 0, tests = 0, wrong = 0, unread = 0, lines = 0;
+    uint32_t every = getenv("WHIMBREL_LONG") != NULL ? 1 : 16; /* all of them take minutes */
     static uint64_t times[8192];
     while (getline(&line, &capacity, file) > 0) {
+        if (lines++ % every != 0)
+            continue;
         json_error_t error;
         json_t *whole = json_loads(line, JSON_ALLOW_NUL, &error), *test;
         if (whole == NULL) { /* a NUL in a key, which jansson does not read */
