@@ -12,6 +12,7 @@
 
 #define INDEX_NODES_PER_PAGE 4 /* a node holds at least a token; in practice far more */
 #define INDEX_NODES_MIN 4096
+#define SECOND_NS 1000000000u
 #define PICKS_EXTRA 64 /* draft rows a step may verify beyond one row a sequence */
 
 void eng__sequence_destroy(eng_sequence *seq)
@@ -39,13 +40,14 @@ static base_code check_request(const eng_engine *engine, const eng_request *requ
                          "This model's maximum context length is %u tokens, however you requested "
                          "%u tokens in the prompt.",
                          engine->info.context_max, request->token_count);
-    if (request->max_tokens == 0)
+    if (request->max_tokens == 0 && !request->prefill_only)
         return base_fail_param(err, BASE_INVALID, "max_tokens", "max_tokens must be at least 1");
     for (uint32_t i = 0; i < request->token_count; i++)
         if (request->tokens[i] < 0 || (uint32_t)request->tokens[i] >= engine->info.vocab)
             return base_fail(err, BASE_INVALID, "token %d at %u is outside the vocabulary of %u",
                              request->tokens[i], i, engine->info.vocab);
-    return eng_sampling_check(&request->sampling, engine->info.vocab, err);
+    return request->prefill_only ? BASE_OK
+                                 : eng_sampling_check(&request->sampling, engine->info.vocab, err);
 }
 
 static bool make_counts(const eng_engine *engine, eng_sequence *seq)
@@ -77,6 +79,14 @@ static base_code sequence_create(eng_sequence **out, eng_engine *engine, const e
     seq->request = *request;
     seq->stop_index = -1;
     seq->submitted_ns = base_now_ns();
+    if (request->prefill_only) {
+        seq->closing = true;
+        seq->request.max_tokens = 1;
+        seq->request.sampling = (eng_sampling)ENG_SAMPLING_DEFAULT;
+        seq->request.tool_choice = ENG_TOOL_AUTO;
+        seq->request.call_max = 0;
+        request = &seq->request;
+    }
     seq->output_max =
         (uint32_t)base_min(request->max_tokens, engine->info.context_max - request->token_count);
     seq->request.max_tokens = seq->output_max;
@@ -108,7 +118,9 @@ static base_code sequence_create(eng_sequence **out, eng_engine *engine, const e
         .ctx = seq,
     };
     eng_text name = request->tool_choice == ENG_TOOL_NAMED ? request->tool_name : (eng_text){0};
-    base_code code = eng_decoder_create(&seq->decoder, engine->codec, &decoder, err);
+    base_code code = BASE_OK;
+    if (!request->prefill_only)
+        code = eng_decoder_create(&seq->decoder, engine->codec, &decoder, err);
     if (code == BASE_OK && forces)
         code =
             eng_codec_force(engine->codec, &seq->force, &seq->force_count, name, seq->arena, err);
@@ -177,6 +189,63 @@ uint32_t eng_peek_cached(eng_engine *engine, uint64_t space, const int32_t *toke
     uint32_t cached = kv_index_peek(engine->index, space, tokens, token_count);
     pthread_mutex_unlock(&engine->index_lock);
     return cached;
+}
+
+/* ---- orders ---- */
+
+/* Hands an order to the engine thread and waits for it. */
+static base_code give_order(eng_engine *engine, eng_order *order, base_err *err)
+{
+    pthread_mutex_lock(&engine->lock);
+    if (engine->stopped) {
+        base_fail(&order->err, BASE_CLOSED, "the engine is stopping");
+    } else {
+        order->next = engine->orders;
+        engine->orders = order;
+        pthread_cond_signal(&engine->wake);
+        while (!order->done)
+            pthread_cond_wait(&engine->ordered, &engine->lock);
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return order->err.code == BASE_OK ? BASE_OK
+                                      : base_fail(err, order->err.code, "%s", order->err.text);
+}
+
+void eng_pin(eng_engine *engine, uint64_t space, const int32_t *tokens, uint32_t count,
+             uint64_t seconds)
+{
+    uint64_t now = base_now_ns(), length = base_min(seconds, UINT64_MAX / 4 / SECOND_NS);
+    eng_order order = {.kind = ENG_ORDER_PIN,
+                       .space = space,
+                       .tokens = tokens,
+                       .count = count,
+                       .until_ns = now + length * SECOND_NS,
+                       .err = BASE_ERR_INIT};
+    give_order(engine, &order, NULL);
+}
+
+base_code eng_erase(eng_engine *engine, uint64_t space, const int32_t *tokens, uint32_t count,
+                    uint32_t kept, base_err *err)
+{
+    eng_order order = {.kind = ENG_ORDER_ERASE,
+                       .space = space,
+                       .tokens = tokens,
+                       .count = count,
+                       .kept = kept,
+                       .err = BASE_ERR_INIT};
+    return give_order(engine, &order, err);
+}
+
+base_code eng_drop(eng_engine *engine, uint64_t space, base_err *err)
+{
+    eng_order order = {.kind = ENG_ORDER_DROP, .space = space, .err = BASE_ERR_INIT};
+    return give_order(engine, &order, err);
+}
+
+bool eng_check(eng_engine *engine, base_err *err)
+{
+    eng_order order = {.kind = ENG_ORDER_CHECK, .err = BASE_ERR_INIT};
+    return give_order(engine, &order, err) == BASE_OK;
 }
 
 /* ---- text, for any thread ---- */
@@ -389,7 +458,7 @@ base_code eng_create(eng_engine **out, const eng_options *options, base_err *err
     pthread_mutex_init(&engine->lock, NULL);
     pthread_mutex_init(&engine->index_lock, NULL);
     pthread_cond_init(&engine->wake, NULL);
-    pthread_cond_init(&engine->checked, NULL);
+    pthread_cond_init(&engine->ordered, NULL);
     eng_spec_init(&engine->spec, options->draft_tokens > 0 ? (uint32_t)options->draft_tokens : 0);
     eng_model_options model = {.variant = options->variant,
                                .kv = options->kv,
@@ -466,7 +535,7 @@ void eng_destroy(eng_engine *engine)
     free(engine->parts);
     free(engine->cancels.ids);
     free(engine->cancels_taken.ids);
-    pthread_cond_destroy(&engine->checked);
+    pthread_cond_destroy(&engine->ordered);
     pthread_cond_destroy(&engine->wake);
     pthread_mutex_destroy(&engine->index_lock);
     pthread_mutex_destroy(&engine->lock);
@@ -476,21 +545,6 @@ void eng_destroy(eng_engine *engine)
 const eng_info *eng_get_info(const eng_engine *engine)
 {
     return &engine->info;
-}
-
-bool eng_check(eng_engine *engine, base_err *err)
-{
-    pthread_mutex_lock(&engine->lock);
-    engine->check_wanted = true;
-    engine->check_done = false;
-    pthread_cond_signal(&engine->wake);
-    while (!engine->check_done)
-        pthread_cond_wait(&engine->checked, &engine->lock);
-    bool result = engine->check_result;
-    if (!result && err != NULL)
-        *err = engine->check_err;
-    pthread_mutex_unlock(&engine->lock);
-    return result;
 }
 
 eng_stats eng_get_stats(const eng_engine *engine)

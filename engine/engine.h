@@ -151,6 +151,12 @@ typedef struct eng_request {
     const eng_text *stops; /* stop strings, matched in visible text */
     uint32_t stop_count;
     uint64_t deadline_ns; /* base_now_ns clock; 0: none */
+    /* The prompt is run and listed in the cache, nothing is sampled: DONE with ENG_FINISH_STOP and
+     * no output. Yields to those that decode, as every prefill does. max_tokens and all that shapes
+     * output is ignored. */
+    bool prefill_only;
+    /* What only this request's tokens would bring to the disk stays in memory. */
+    bool no_disk;
 } eng_request;
 
 typedef enum eng_part_kind {
@@ -186,7 +192,13 @@ typedef enum eng_finish {
 } eng_finish;
 
 typedef struct eng_usage {
-    uint32_t prompt_tokens, cached_tokens, restored_tokens;
+    uint32_t prompt_tokens;
+    uint32_t cached_tokens;   /* of the prompt, found in memory or on disk */
+    uint32_t restored_tokens; /* of the cached ones, read back from disk */
+    /* Of the prompt, behind the cached ones: once listed in this process and gone since. In whole
+     * pages, from a memory of the pages listed last; what it has forgotten counts as never listed.
+     */
+    uint32_t evicted_tokens;
     uint32_t output_tokens, reasoning_tokens;
     uint32_t drafted, accepted; /* draft tokens verified, and those of them that were kept */
     uint32_t steps;             /* forward passes that made output tokens */
@@ -200,7 +212,9 @@ typedef struct eng_event {
     eng_event_kind kind;
     uint64_t id;
     void *user;
-    eng_usage usage; /* STARTED: prompt_tokens, cached_tokens, queue_ns; DONE: all */
+    /* STARTED: prompt_tokens, cached_tokens, restored_tokens, evicted_tokens, queue_ns; DONE: all
+     */
+    eng_usage usage;
     /* STEP and DONE */
     const int32_t *tokens; /* output tokens of this step, exact; the end token included */
     uint32_t token_count;
@@ -271,6 +285,22 @@ void eng_cancel(eng_engine *engine, uint64_t id);
  * snapshot lock. */
 uint32_t eng_peek_cached(eng_engine *engine, uint64_t space, const int32_t *tokens,
                          uint32_t token_count);
+
+/* The next three wait for a step's border. Thread: any but the engine's and those that must not
+ * block; nothing happens once the engine is stopping. */
+
+/* Keeps what is cached of these tokens in memory for so long from now; the longest pin wins. */
+void eng_pin(eng_engine *engine, uint64_t space, const int32_t *tokens, uint32_t count,
+             uint64_t seconds);
+/* Removes the rows at and past `kept` on the path of tokens[0..count), with all that follows its
+ * end, from memory and disk; branches that leave the path earlier stay. `kept`: what living
+ * sessions share. Returns when they are gone from the files, too. A request that still runs on the
+ * path lists it again when it ends. BASE_IO: memory is rid of them and they are matched no more,
+ * but the disk refused; BASE_CLOSED. */
+base_code eng_erase(eng_engine *engine, uint64_t space, const int32_t *tokens, uint32_t count,
+                    uint32_t kept, base_err *err);
+/* The same for a whole namespace. */
+base_code eng_drop(eng_engine *engine, uint64_t space, base_err *err);
 
 typedef struct eng_stats {
     uint64_t requests, finished, cancelled, failed;

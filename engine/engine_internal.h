@@ -41,8 +41,8 @@ typedef struct eng_sequence {
     uint32_t draft_count;
     int32_t draft[ENG_SPEC_BLOCK_MAX];
     eng_usage usage;
-    bool closing; /* the end was forced: what is known is run for the next turn's sake, then it ends
-                   */
+    bool closing; /* nothing is sampled any more: what is known is run, then it ends. The end was
+                     forced, or only the prompt was to be run */
     bool finished;
     eng_finish finish;
     int32_t stop_index;
@@ -50,6 +50,18 @@ typedef struct eng_sequence {
     base_err err;
     struct eng_engine *engine; /* for the decoder's callback */
 } eng_sequence;
+
+/* What another thread wants done at a step's border; on its stack, it waits for `done`. */
+typedef struct eng_order {
+    enum { ENG_ORDER_CHECK, ENG_ORDER_PIN, ENG_ORDER_ERASE, ENG_ORDER_DROP } kind;
+    uint64_t space;
+    const int32_t *tokens;
+    uint32_t count, kept;
+    uint64_t until_ns;
+    base_err err;
+    bool done;
+    struct eng_order *next;
+} eng_order;
 
 typedef struct eng_part_slot {
     eng_part_kind kind;
@@ -103,15 +115,15 @@ struct eng_engine {
 
     /* mailbox */
     pthread_mutex_t lock;
-    pthread_cond_t wake, checked;
+    pthread_cond_t wake, ordered;
     eng_sequence *inbox_head, *inbox_tail;
     struct {
         uint64_t *ids;
         uint32_t count, max;
     } cancels, cancels_taken; /* the second is the engine thread's, swapped by drain */
     _Atomic uint32_t waiting; /* submitted and not active: inbox and queue */
-    bool stop, check_wanted, check_done, check_result;
-    base_err check_err;
+    eng_order *orders;        /* newest first: each stands for itself */
+    bool stop, stopped;
     pthread_t thread;
     bool thread_running;
 

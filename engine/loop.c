@@ -217,6 +217,8 @@ static void close_sequence(eng_engine *engine, eng_sequence *seq)
     seq->usage.reasoning_tokens =
         seq->decoder != NULL ? eng_decoder_reasoning_tokens(seq->decoder) : 0;
     seq->usage.decode_ns = seq->first_ns != 0 ? now - seq->first_ns : 0;
+    if (seq->request.prefill_only && seq->started)
+        seq->usage.prefill_ns = now - seq->admitted_ns;
     if (seq->stop_index < 0)
         seq->run_tokens = seq->output_count;
     if (seq->err.code != BASE_OK && seq->finish != ENG_FINISH_CANCELLED)
@@ -393,9 +395,9 @@ static void admit(eng_engine *engine)
         uint64_t now = base_now_ns();
         bool late = seq->request.deadline_ns != 0 && now > seq->request.deadline_ns;
         if (!seq->cancelled && !late) {
-            /* All but the last known token may come from the cache: its row is needed for logits.
-             */
-            uint32_t count = known(seq) - 1;
+            /* All but the last known token may come from the cache: its row is needed for logits,
+             * unless none are wanted. */
+            uint32_t count = known(seq) - !seq->closing;
             const int32_t *tokens = seq->request.tokens;
             if (count > seq->request.token_count) {
                 int32_t *joined = engine->scratch;
@@ -440,6 +442,8 @@ static void admit(eng_engine *engine)
             emit(engine, seq, ENG_EVENT_STARTED);
         }
         engine->active[engine->active_count++] = seq;
+        if (seq->closing && seq->run == known(seq))
+            note_finish(seq, ENG_FINISH_STOP);
         force_call(engine, seq);
         deliver(engine, seq);
     }
@@ -594,7 +598,7 @@ static void step(eng_engine *engine)
                 r < need ? token_at(seq, seq->run + r) : seq->draft[r - need];
             engine->row_pos[rows + r] = (int32_t)(seq->run + r);
             engine->row_seq[rows + r] = i;
-            if (r + 1 >= need)
+            if (r + 1 >= need && !seq->closing)
                 engine->pick[picks++] = rows + r;
         }
         rows += n;
@@ -670,21 +674,43 @@ static void mark_cancelled(eng_engine *engine, uint64_t id)
     }
 }
 
-static bool check_all(eng_engine *engine, base_err *err)
+static void check_all(eng_engine *engine, base_err *err)
 {
-    if (engine->active_count > 0 || engine->queue_head != NULL)
-        return base_fail(err, BASE_CONFLICT, "%u sequences are running", engine->active_count) ==
-               BASE_OK;
-    pthread_mutex_lock(&engine->index_lock);
-    bool good = kv_pool_check(engine->pool, err) && kv_index_check(engine->index, err);
+    if (engine->active_count > 0 || engine->queue_head != NULL) {
+        base_fail(err, BASE_CONFLICT, "%u sequences are running", engine->active_count);
+        return;
+    }
     kv_index_stats stats = kv_index_get_stats(engine->index);
     uint32_t held = kv_pool_page_count(engine->pool) - kv_pool_free_count(engine->pool);
-    pthread_mutex_unlock(&engine->index_lock);
-    if (good && held != stats.pages) {
+    if (kv_pool_check(engine->pool, err) && kv_index_check(engine->index, err) &&
+        held != stats.pages)
         base_fail(err, BASE_CONFLICT, "%u pages are held, the index lists %u", held, stats.pages);
-        return false;
+}
+
+static void obey(eng_engine *engine, eng_order *orders)
+{
+    for (eng_order *order = orders; order != NULL; order = order->next) {
+        pthread_mutex_lock(&engine->index_lock);
+        if (order->kind == ENG_ORDER_CHECK)
+            check_all(engine, &order->err);
+        else if (order->kind == ENG_ORDER_PIN)
+            kv_index_pin(engine->index, order->space, order->tokens, order->count, order->until_ns);
+        else if (order->kind == ENG_ORDER_ERASE)
+            kv_index_erase(engine->index, order->space, order->tokens, order->count, order->kept);
+        else
+            kv_index_drop(engine->index, order->space);
+        pthread_mutex_unlock(&engine->index_lock);
     }
-    return good;
+    if (orders == NULL)
+        return;
+    eng__update_gauges(engine);
+    pthread_mutex_lock(&engine->lock);
+    for (eng_order *order = orders, *next; order != NULL; order = next) {
+        next = order->next; /* once it is done, it is its giver's again */
+        order->done = true;
+    }
+    pthread_cond_broadcast(&engine->ordered);
+    pthread_mutex_unlock(&engine->lock);
 }
 
 /* Takes what came in; waits if there is nothing to do. False when the engine is to stop. */
@@ -692,7 +718,7 @@ static bool drain(eng_engine *engine)
 {
     pthread_mutex_lock(&engine->lock);
     while (!engine->stop && engine->inbox_head == NULL && engine->cancels.count == 0 &&
-           !engine->check_wanted && engine->active_count == 0 && engine->queue_head == NULL)
+           engine->orders == NULL && engine->active_count == 0 && engine->queue_head == NULL)
         pthread_cond_wait(&engine->wake, &engine->lock);
     if (engine->inbox_head != NULL) {
         if (engine->queue_tail != NULL)
@@ -705,18 +731,14 @@ static bool drain(eng_engine *engine)
     __typeof__(engine->cancels) taken = engine->cancels;
     engine->cancels = engine->cancels_taken;
     engine->cancels_taken = taken;
-    if (engine->check_wanted) {
-        engine->check_wanted = false;
-        engine->check_err = (base_err)BASE_ERR_INIT;
-        engine->check_result = check_all(engine, &engine->check_err);
-        engine->check_done = true;
-        pthread_cond_broadcast(&engine->checked);
-    }
+    eng_order *orders = engine->orders;
+    engine->orders = NULL;
     bool on = !engine->stop;
     pthread_mutex_unlock(&engine->lock);
     for (uint32_t i = 0; i < taken.count; i++)
         mark_cancelled(engine, taken.ids[i]);
     engine->cancels_taken.count = 0;
+    obey(engine, orders);
     ENG_GAUGE(engine, queued, engine->waiting);
     return on;
 }
@@ -757,5 +779,11 @@ void *eng__run(void *arg)
         close_sequence(engine, seq);
     }
     engine->options.sink.flush(engine->options.sink.ctx);
+    pthread_mutex_lock(&engine->lock);
+    engine->stopped = true;
+    eng_order *orders = engine->orders;
+    engine->orders = NULL;
+    pthread_mutex_unlock(&engine->lock);
+    obey(engine, orders);
     return NULL;
 }

@@ -377,3 +377,74 @@ Test(eng_engine, drafted_equals_plain_for_every_length, .timeout = 240)
         eng_destroy(engine);
     }
 }
+
+Test(eng_engine, a_prefill_lists_its_prompt_and_samples_nothing, .timeout = 120)
+{
+    static int32_t prompt[1000];
+    static result plain, prefill, again, turn;
+    make_prompt(prompt, 1000, 81);
+    eng_options opts = options();
+    eng_engine *engine = start(&opts);
+    run(engine, prompt, 1000, 16, 0, &plain);
+    eng_request req = request(prompt, 700, 0, 0, &prefill);
+    req.space = 2;
+    req.sampling = (eng_sampling){0};
+    req.prefill_only = true;
+    submit(engine, &req);
+    wait_done(&prefill, 1);
+    cr_assert_eq(prefill.finish, ENG_FINISH_STOP);
+    cr_assert_eq(prefill.usage.output_tokens, 0);
+    cr_assert_eq(prefill.usage.cached_tokens, 0);
+    cr_assert_eq(prefill.count, 0);
+    cr_assert_eq(prefill.text_length, 0);
+    cr_assert_gt(prefill.usage.prefill_ns, 0);
+    /* All of it is there: nothing is run the second time. */
+    uint64_t rows = eng_get_stats(engine).step_rows;
+    req = request(prompt, 700, 0, 0, &again);
+    req.space = 2;
+    req.prefill_only = true;
+    submit(engine, &req);
+    wait_done(&again, 1);
+    cr_assert_eq(again.usage.cached_tokens, 700);
+    cr_assert_eq(eng_get_stats(engine).step_rows, rows);
+    req = request(prompt, 1000, 16, 0, &turn);
+    req.space = 2;
+    submit(engine, &req);
+    wait_done(&turn, 1);
+    cr_assert_eq(turn.usage.cached_tokens, 700);
+    same(&plain, &turn, "behind a prefill");
+    check_clean(engine);
+    eng_destroy(engine);
+}
+
+Test(eng_engine, pinned_stays_erased_goes, .timeout = 120)
+{
+    static int32_t prompts[8][900];
+    static result results[8];
+    base_err err = BASE_ERR_INIT;
+    eng_options opts = options();
+    eng_engine *engine = start(&opts);
+    uint64_t page_bytes = eng_get_info(engine)->page_bytes;
+    eng_destroy(engine);
+    opts.kv_bytes = page_bytes * (2048 / 128 + 4); /* two of the eight fit */
+    engine = start(&opts);
+    for (uint32_t i = 0; i < 8; i++) {
+        make_prompt(prompts[i], 900, 90 + i);
+        run(engine, prompts[i], 900, 4, 0, &results[i]);
+        if (i == 0)
+            eng_pin(engine, 1, prompts[0], 900, 3600);
+    }
+    cr_assert_eq(eng_peek_cached(engine, 1, prompts[0], 900), 900);
+    cr_assert_eq(eng_peek_cached(engine, 1, prompts[5], 900), 0);
+    cr_assert_eq(eng_erase(engine, 1, prompts[0], 900, 300, &err), BASE_OK, "%s", err.text);
+    cr_assert_eq(eng_peek_cached(engine, 1, prompts[0], 900), 300);
+    cr_assert_eq(eng_peek_cached(engine, 1, prompts[7], 900), 900);
+    check_clean(engine);
+    cr_assert_eq(eng_drop(engine, 1, &err), BASE_OK, "%s", err.text);
+    cr_assert_eq(eng_peek_cached(engine, 1, prompts[7], 900), 0);
+    eng_stats stats = eng_get_stats(engine);
+    cr_assert_eq(stats.index_pages, 0);
+    cr_assert_eq(stats.pages_free, stats.pages_total);
+    check_clean(engine);
+    eng_destroy(engine);
+}
