@@ -46,6 +46,16 @@ static int hex4(const char *text)
     return value;
 }
 
+/* The end of a number's text from `at` on. */
+static size_t number_end(const char *text, size_t at, size_t length)
+{
+    while (at < length &&
+           ((text[at] >= '0' && text[at] <= '9') || text[at] == '.' || text[at] == 'e' ||
+            text[at] == 'E' || text[at] == '+' || text[at] == '-'))
+        at++;
+    return at;
+}
+
 /* `at` is the backslash of an escape inside a string; returns the bytes passed, at least 1. */
 static size_t mend_escape(char *text, size_t at, size_t length)
 {
@@ -95,8 +105,15 @@ base_code gw_body_mend(char *text, size_t length, uint32_t depth_max, base_err *
             break;
         case '\0':
             return base_fail(err, BASE_INVALID, "the body is not JSON: a zero byte at %zu", at);
-        default:
-            at++;
+        default: {
+            size_t end = number_end(text, at, length);
+            if (end - at > GW_BODY_NUMBER_MAX)
+                return base_fail(err, BASE_INVALID,
+                                 "the number at byte %zu of the body has %zu characters, %d are "
+                                 "allowed",
+                                 at, end - at, GW_BODY_NUMBER_MAX);
+            at = end > at ? end : at + 1;
+        }
         }
         if (values > GW_BODY_VALUES_MAX)
             return base_fail(err, BASE_INVALID, "the body holds more than %d values",

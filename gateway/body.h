@@ -14,8 +14,9 @@
  *   - Bytes that are not UTF-8 are refused: nobody can say what was meant, and the model's text
  * would not be what was sent.
  *   - Duplicate member names: the last one wins, as in JavaScript and Python.
- * Depth, and the number of values (a tree of ten million zeros would cost 300 MB), are bounded
- * before anything is built. Thread: any; on a worker for bodies of real size. */
+ * Depth, the number of values (a tree of ten million zeros would cost 300 MB) and the length of a
+ * number (jansson copies it byte by byte and strtod reads every digit: seconds for 30 MB) are
+ * bounded before anything is built. Thread: any; on a worker for bodies of real size. */
 #pragma once
 #include <jansson.h>
 
@@ -25,6 +26,7 @@
 #include "engine/engine.h"
 
 #define GW_BODY_VALUES_MAX 2000000 /* about 100 MB of tree at worst */
+#define GW_BODY_NUMBER_MAX 1024    /* characters; 17 digits tell any double */
 
 /* Checks and mends `text` in place. BASE_INVALID, with the byte's position. */
 base_code gw_body_mend(char *text, size_t length, uint32_t depth_max, base_err *err);

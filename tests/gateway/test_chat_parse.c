@@ -517,6 +517,21 @@ Test(body, depth_is_counted_outside_of_strings)
     cr_assert_eq(mend(text, "]]]]]][1]"), BASE_OK, "jansson's business");
 }
 
+Test(body, a_numbers_text_is_bounded)
+{
+    char text[GW_BODY_NUMBER_MAX + 64];
+    base_err err = BASE_ERR_INIT;
+    int length = snprintf(text, sizeof(text), "{\"a\": %.*d}", GW_BODY_NUMBER_MAX, 0);
+    cr_assert_eq(gw_body_mend(text, (size_t)length, 8, NULL), BASE_OK);
+    length = snprintf(text, sizeof(text), "{\"a\": -%.*d}", GW_BODY_NUMBER_MAX, 0);
+    cr_assert_eq(gw_body_mend(text, (size_t)length, 8, &err), BASE_INVALID);
+    cr_assert_not_null(strstr(err.text, "byte 6 "), "%s", err.text);
+    cr_assert_not_null(strstr(err.text, "1025 characters, 1024 are allowed"), "%s", err.text);
+    /* Digits of a string are none. */
+    length = snprintf(text, sizeof(text), "{\"a\": \"%.*d\"}", GW_BODY_NUMBER_MAX + 1, 0);
+    cr_assert_eq(gw_body_mend(text, (size_t)length, 8, NULL), BASE_OK);
+}
+
 Test(body, numbers_that_jansson_refuses_are_kept_near)
 {
     static const struct {
