@@ -57,7 +57,8 @@ typedef struct change {
     gw_app *app;
     gw_loop *loop;
     gw_exchange *exchange;
-    bool make; /* else revoke */
+    bool make;  /* else revoke, */
+    bool force; /* the last key with scope admin, too */
     char tenant[GW_TENANT_NAME_MAX + 1], label[GW_TENANT_NAME_MAX + 1], text[GW_KEY_TEXT_MAX + 1];
     uint32_t scopes;
     int64_t key;
@@ -160,7 +161,7 @@ static void run_change(gw_job *job)
     if (c->make)
         gw_tenants_mint(c->app->tenants, c->text, c->tenant, c->label, c->scopes, &c->err);
     else
-        gw_tenants_revoke(c->app->tenants, c->key, &c->err);
+        gw_tenants_revoke(c->app->tenants, c->key, c->force, &c->err);
     c->done.run = on_done;
     gw_loop_post(c->loop, &c->done);
 }
@@ -267,5 +268,6 @@ void gw_admin_keys_revoke(gw_app *app, gw_exchange *exchange)
         return;
     }
     c->key = key;
+    c->force = strcmp(gw_exchange_query(exchange), "force=true") == 0;
     submit(c, app, exchange);
 }

@@ -35,7 +35,8 @@ typedef struct key {
 struct gw_tenants {
     gw_ledger *ledger;
     gw_account *account;
-    pthread_mutex_t mutex; /* guards what follows */
+    pthread_mutex_t change; /* one change of the keys at a time, its commit included */
+    pthread_mutex_t mutex;  /* guards what follows */
     tenant *tenants;
     key *keys;
     uint32_t tenant_count, tenant_capacity;
@@ -127,6 +128,7 @@ base_code gw_tenants_create(gw_tenants **out, gw_ledger *ledger, base_err *err)
     gw_tenants *tenants = calloc(1, sizeof(*tenants));
     if (!tenants)
         return base_fail(err, BASE_NOMEM, "no memory for the tenants");
+    pthread_mutex_init(&tenants->change, NULL);
     pthread_mutex_init(&tenants->mutex, NULL);
     tenants->ledger = ledger;
     base_code code = gw_account_create(&tenants->account, err);
@@ -160,6 +162,7 @@ void gw_tenants_destroy(gw_tenants *tenants)
     if (!tenants)
         return;
     gw_account_destroy(tenants->account);
+    pthread_mutex_destroy(&tenants->change);
     pthread_mutex_destroy(&tenants->mutex);
     free(tenants->tenants);
     free(tenants->keys);
@@ -369,8 +372,30 @@ base_code gw_tenants_mint(gw_tenants *tenants, char text[GW_KEY_TEXT_MAX + 1], c
     return gw_tenants_add(tenants, text, name, label, scopes, err);
 }
 
-base_code gw_tenants_revoke(gw_tenants *tenants, int64_t id, base_err *err)
+/* True if `id` is the one key with scope admin, and others stay that nobody could manage then. */
+static bool locks_out(gw_tenants *tenants, int64_t id)
 {
+    uint32_t admins = 0;
+    bool one_of_them = false;
+    pthread_mutex_lock(&tenants->mutex);
+    for (uint32_t i = 0; i < tenants->key_count; i++) {
+        const gw_key_info *info = &tenants->keys[i].info;
+        if (!(info->scopes & GW_SCOPE_ADMIN))
+            continue;
+        admins++;
+        one_of_them |= info->key == id;
+    }
+    bool others = tenants->key_count > 1;
+    pthread_mutex_unlock(&tenants->mutex);
+    return one_of_them && admins == 1 && others;
+}
+
+static base_code revoke(gw_tenants *tenants, int64_t id, bool force, base_err *err)
+{
+    if (!force && locks_out(tenants, id))
+        return base_fail(err, BASE_CONFLICT,
+                         "this is the last key with scope admin; without it the other keys could "
+                         "not be managed any more: revoke them first, or send force=true");
     base_code code = gw_ledger_key_revoke(tenants->ledger, id, err);
     if (code)
         return code;
@@ -383,6 +408,14 @@ base_code gw_tenants_revoke(gw_tenants *tenants, int64_t id, base_err *err)
     }
     pthread_mutex_unlock(&tenants->mutex);
     return BASE_OK;
+}
+
+base_code gw_tenants_revoke(gw_tenants *tenants, int64_t id, bool force, base_err *err)
+{
+    pthread_mutex_lock(&tenants->change);
+    base_code code = revoke(tenants, id, force, err);
+    pthread_mutex_unlock(&tenants->change);
+    return code;
 }
 
 uint32_t gw_tenants_keys(gw_tenants *tenants, gw_key_info *out, uint32_t max)

@@ -70,8 +70,9 @@ base_code gw_tenants_mint(gw_tenants *tenants, char key[GW_KEY_TEXT_MAX + 1], co
  * already. Blocks. */
 base_code gw_tenants_add(gw_tenants *tenants, const char *key, const char *tenant,
                          const char *label, uint32_t scopes, base_err *err);
-/* By its row id. BASE_NOT_FOUND. Blocks. Without the last key, loopback is open again. */
-base_code gw_tenants_revoke(gw_tenants *tenants, int64_t key, base_err *err);
+/* By its row id. BASE_NOT_FOUND; without `force` BASE_CONFLICT for the last key with scope admin
+ * while there are others. Blocks. Without the last key, loopback is open again. */
+base_code gw_tenants_revoke(gw_tenants *tenants, int64_t key, bool force, base_err *err);
 
 typedef struct gw_key_info {
     int64_t key, tenant;

@@ -49,5 +49,17 @@ await check('a revoked key is 401 at once', async () => {
   assert.equal((await post(server.url, '/v1/chat/completions', ask('hi'), { 'x-api-key': b.key })).status, 401);
 });
 
+await check('the last admin key is not deleted by mistake', async () => {
+  const headers = { authorization: `Bearer ${root.key}` };
+  const list = await (await fetch(`${server.admin}/admin/v1/keys`, { headers })).json();
+  const path = `${server.admin}/admin/v1/keys/${list.data.find((k) => k.label === 'root').id}`;
+  const refused = await fetch(path, { method: 'DELETE', headers });
+  assert.equal(refused.status, 409);
+  assert.match((await refused.json()).error.message, /last key with scope admin.*force=true/);
+  assert.equal((await fetch(`${server.admin}/admin/v1/keys`, { headers })).status, 200);
+  assert.equal((await fetch(`${path}?force=true`, { method: 'DELETE', headers })).status, 200);
+  assert.equal((await fetch(`${server.admin}/admin/v1/keys`, { headers })).status, 401);
+});
+
 await server.stop();
 finish();

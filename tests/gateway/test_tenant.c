@@ -189,14 +189,42 @@ Test(tenant, revoked_keys_open_nothing_and_cannot_be_added_again)
     cr_assert_eq(gw_tenants_keys(tenants, info, 4), 2);
     cr_assert_str_eq(info[0].tenant_name, "acme");
     cr_assert_eq(strlen(info[0].hint), 8);
-    cr_assert_eq(gw_tenants_revoke(tenants, info[0].key, NULL), BASE_OK);
-    cr_assert_eq(gw_tenants_revoke(tenants, info[0].key, NULL), BASE_NOT_FOUND);
+    cr_assert_eq(gw_tenants_revoke(tenants, info[0].key, false, NULL), BASE_OK);
+    cr_assert_eq(gw_tenants_revoke(tenants, info[0].key, false, NULL), BASE_NOT_FOUND);
     cr_assert_eq(as(NULL, key, NULL), GW_AUTH_WRONG);
     cr_assert_eq(gw_tenants_add(tenants, key, "acme", "l", GW_SCOPE_INFER, NULL), BASE_CONFLICT);
     close_all();
     open_all();
     cr_assert_eq(as(NULL, key, NULL), GW_AUTH_WRONG);
     cr_assert_eq(as(NULL, "another-key-of-sixteen", NULL), GW_AUTH_OK);
+}
+
+Test(tenant, the_last_admin_key_stays_while_there_are_others)
+{
+    add(key, "acme", GW_SCOPE_INFER);
+    add("first-admin-of-sixteen", "acme", GW_SCOPE_ADMIN);
+    add("second-admin-of-sixteen", "acme", GW_SCOPE_ALL);
+    gw_key_info info[4];
+    base_err err = BASE_ERR_INIT;
+    cr_assert_eq(gw_tenants_keys(tenants, info, 4), 3);
+    cr_assert_eq(gw_tenants_revoke(tenants, info[1].key, false, NULL), BASE_OK);
+    cr_assert_eq(gw_tenants_revoke(tenants, info[2].key, false, &err), BASE_CONFLICT);
+    cr_assert_not_null(strstr(err.text, "force=true"), "%s", err.text);
+    cr_assert_eq(as(NULL, "second-admin-of-sixteen", NULL), GW_AUTH_OK);
+    /* Alone it may go: loopback is open again then. */
+    cr_assert_eq(gw_tenants_revoke(tenants, info[0].key, false, NULL), BASE_OK);
+    cr_assert_eq(gw_tenants_revoke(tenants, info[2].key, false, NULL), BASE_OK);
+    cr_assert_not(gw_tenants_keyed(tenants));
+}
+
+Test(tenant, the_last_admin_key_goes_by_force)
+{
+    add(key, "acme", GW_SCOPE_INFER);
+    add("first-admin-of-sixteen", "acme", GW_SCOPE_ADMIN);
+    gw_key_info info[4];
+    cr_assert_eq(gw_tenants_keys(tenants, info, 4), 2);
+    cr_assert_eq(gw_tenants_revoke(tenants, info[1].key, true, NULL), BASE_OK);
+    cr_assert_eq(as(NULL, key, NULL), GW_AUTH_OK);
 }
 
 Test(tenant, bad_names_and_keys_are_refused_by_field)
