@@ -158,3 +158,17 @@ typedef struct kv_store_stats {
 kv_store_stats kv_store_get_stats(kv_store *store);
 /* False and a text if an invariant of the records in memory is broken. */
 bool kv_store_check(kv_store *store, base_err *err);
+
+/* ---- looking over a folder that nobody has open, for tools ---- */
+
+typedef struct kv_audit {
+    uint64_t worlds, records, bytes; /* that are as they were written */
+    uint64_t segments;               /* files that were read */
+    uint64_t wrong;
+} kv_audit;
+/* Rows against their sums, their parents and their worlds; records against their heads and the sums
+ * of their planes, all of them. `wrong` is called with a line for each fault. Reads every byte,
+ * changes nothing. Fails: BASE_CONFLICT in use by another process, BASE_UNSUPPORTED another schema,
+ * BASE_IO no such folder or unreadable, BASE_NOMEM. */
+base_code kv_store_audit(kv_audit *out, const char *dir, void (*wrong)(void *ctx, const char *text),
+                         void *ctx, base_err *err);

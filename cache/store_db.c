@@ -28,11 +28,7 @@ static const char SCHEMA[] =
     " length INTEGER NOT NULL, used_ms INTEGER NOT NULL, sum INTEGER NOT NULL, tokens BLOB);"
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value INTEGER NOT NULL);";
 
-typedef struct row_key {
-    uint64_t id, world, space, parent, kind, filled, chain, segment, offset, length;
-} row_key;
-
-static int64_t row_sum(const row_key *row, const int32_t *tokens)
+int64_t kv_row__sum(const kv_row_key *row, const int32_t *tokens)
 {
     uint64_t parts[2] = {XXH3_64bits(row, sizeof *row),
                          XXH3_64bits(tokens, tokens == NULL ? 0 : row->filled * sizeof *tokens)};
@@ -304,7 +300,7 @@ static const char *check_place(kv_store *store, kv_rec *rec, const int32_t *toke
 static const char *take_row(loader *load, sqlite3_stmt *stmt)
 {
     kv_store *store = load->store;
-    row_key row = {
+    kv_row_key row = {
         .id = (uint64_t)sqlite3_column_int64(stmt, 0),
         .world = (uint64_t)sqlite3_column_int64(stmt, 1),
         .space = (uint64_t)sqlite3_column_int64(stmt, 2),
@@ -321,7 +317,7 @@ static const char *take_row(loader *load, sqlite3_stmt *stmt)
     if (row.kind > KV_STORE_DRAFT || row.filled == 0 || row.filled > KV_PAGE_TOKENS ||
         token_bytes != (row.kind == KV_STORE_TARGET ? row.filled * sizeof *tokens : 0))
         return "values";
-    if (row_sum(&row, token_bytes == 0 ? NULL : tokens) != sqlite3_column_int64(stmt, 11))
+    if (kv_row__sum(&row, token_bytes == 0 ? NULL : tokens) != sqlite3_column_int64(stmt, 11))
         return "sum";
     uint32_t segment = row.segment < UINT32_MAX
                            ? kv_store__segment_by_number(store, (uint32_t)row.segment)
@@ -538,10 +534,10 @@ void kv_store__db_rollback(kv_store *store)
         run(store->rollback);
 }
 
-static row_key row_of(const kv_store *store, const kv_rec *rec, uint64_t parent_id,
-                      uint32_t segment_number)
+static kv_row_key row_of(const kv_store *store, const kv_rec *rec, uint64_t parent_id,
+                         uint32_t segment_number)
 {
-    return (row_key){
+    return (kv_row_key){
         .id = rec->id,
         .world = (uint64_t)store->forms[rec->kind].world,
         .space = rec->space,
@@ -558,7 +554,7 @@ static row_key row_of(const kv_store *store, const kv_rec *rec, uint64_t parent_
 base_code kv_store__db_insert(kv_store *store, const kv_rec *rec, const int32_t *tokens,
                               uint64_t parent_id, uint32_t segment_number)
 {
-    row_key row = row_of(store, rec, parent_id, segment_number);
+    kv_row_key row = row_of(store, rec, parent_id, segment_number);
     const int32_t *blob = rec->kind == KV_STORE_TARGET ? tokens : NULL;
     const uint64_t fields[] = {row.id,     row.world, row.space,   row.parent, row.kind,
                                row.filled, row.chain, row.segment, row.offset, row.length};
@@ -566,7 +562,7 @@ base_code kv_store__db_insert(kv_store *store, const kv_rec *rec, const int32_t 
     for (; at < 10; at++)
         sqlite3_bind_int64(store->insert, at + 1, (int64_t)fields[at]);
     sqlite3_bind_int64(store->insert, 11, rec->used_ms);
-    sqlite3_bind_int64(store->insert, 12, row_sum(&row, blob));
+    sqlite3_bind_int64(store->insert, 12, kv_row__sum(&row, blob));
     if (blob != NULL)
         sqlite3_bind_blob(store->insert, 13, blob, (int)(rec->rows * sizeof *blob), SQLITE_STATIC);
     else
@@ -585,11 +581,12 @@ base_code kv_store__db_remove(kv_store *store, uint64_t id)
 base_code kv_store__db_move(kv_store *store, const kv_rec *rec, const int32_t *tokens,
                             uint64_t parent_id, uint32_t segment_number)
 {
-    row_key row = row_of(store, rec, parent_id, segment_number);
+    kv_row_key row = row_of(store, rec, parent_id, segment_number);
     sqlite3_bind_int64(store->move, 1, (int64_t)rec->id);
     sqlite3_bind_int64(store->move, 2, segment_number);
     sqlite3_bind_int64(store->move, 3, (int64_t)rec->offset);
-    sqlite3_bind_int64(store->move, 4, row_sum(&row, rec->kind == KV_STORE_TARGET ? tokens : NULL));
+    sqlite3_bind_int64(store->move, 4,
+                       kv_row__sum(&row, rec->kind == KV_STORE_TARGET ? tokens : NULL));
     return run(store->move);
 }
 

@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+
+#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include "engine/base/num.h"
@@ -17,17 +19,27 @@ static void put(uint8_t *at, uint64_t value, size_t bytes)
     memcpy(at, &value, bytes);
 }
 
+uint64_t kv_form__root(const char *fingerprint, const char *layout, const char *numerics)
+{
+    const char *parts[] = {fingerprint, layout, numerics};
+    XXH3_state_t state;
+    XXH3_64bits_reset(&state);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        uint64_t length = strlen(parts[i]);
+        XXH3_64bits_update(&state, &length, sizeof length);
+        XXH3_64bits_update(&state, parts[i], length);
+    }
+    return XXH3_64bits_digest(&state);
+}
+
 base_code kv_form__init(kv_form *form, const kv_layout *layout, const char *fingerprint,
                         const char *numerics, base_err *err)
 {
-    XXH3_state_t *state = NULL;
     *form = (kv_form){.layout = layout};
     form->groups = calloc(layout->plane_count, sizeof *form->groups);
-    if (form->groups == NULL || (state = XXH3_createState()) == NULL) {
-        kv_form__deinit(form);
+    if (form->groups == NULL)
         return base_fail(err, BASE_NOMEM, "no memory for a record of %u planes",
                          layout->plane_count);
-    }
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < layout->plane_count; i++) {
         const kv_plane *plane = &layout->planes[i];
@@ -38,7 +50,6 @@ base_code kv_form__init(kv_form *form, const kv_layout *layout, const char *fing
         form->groups[form->group_count - 1].plane_count++;
         bytes += (uint64_t)plane->row_bytes * KV_PAGE_TOKENS;
         if (bytes > UINT32_MAX / 4) {
-            XXH3_freeState(state);
             kv_form__deinit(form);
             return base_fail(err, BASE_UNSUPPORTED, "a layer of a page is larger than 1 GiB");
         }
@@ -46,15 +57,7 @@ base_code kv_form__init(kv_form *form, const kv_layout *layout, const char *fing
     for (uint32_t i = 0; i < form->group_count; i++)
         form->group_bytes_max = (uint32_t)base_max(form->group_bytes_max,
                                                    kv_form__group_bytes(form, i, KV_PAGE_TOKENS));
-    const char *parts[] = {fingerprint, layout->id, numerics};
-    XXH3_64bits_reset(state);
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        uint64_t length = strlen(parts[i]);
-        XXH3_64bits_update(state, &length, sizeof length);
-        XXH3_64bits_update(state, parts[i], length);
-    }
-    form->root = XXH3_64bits_digest(state);
-    XXH3_freeState(state);
+    form->root = kv_form__root(fingerprint, layout->id, numerics);
     return BASE_OK;
 }
 
@@ -129,8 +132,7 @@ static void put_head(const kv_form *form, const kv_group_key *key, uint8_t *head
     put(head + 36, kv_form__group_bytes(form, key->group, key->rows), 4);
 }
 
-/* Over the head without its own sum, and over the planes' sums. */
-static uint64_t head_sum(const uint8_t *head, const uint8_t *sums, uint32_t plane_count)
+uint64_t kv_group__head_sum(const uint8_t *head, const uint8_t *sums, uint32_t plane_count)
 {
     uint64_t parts[2] = {XXH3_64bits(head, KV_GROUP_HEAD - 8),
                          XXH3_64bits(sums, 8 * (size_t)plane_count)};
@@ -147,7 +149,7 @@ void kv_form__seal(const kv_form *form, const kv_group_key *key, uint8_t *bytes)
         put(bytes + KV_GROUP_HEAD + 8 * i, XXH3_64bits(bytes + offset, length), 8);
         offset += length;
     }
-    put(bytes + 56, head_sum(bytes, bytes + KV_GROUP_HEAD, group->plane_count), 8);
+    put(bytes + 56, kv_group__head_sum(bytes, bytes + KV_GROUP_HEAD, group->plane_count), 8);
     memset(bytes + offset, 0, base_align_up(offset, KV_BLOCK) - offset);
 }
 
@@ -157,7 +159,7 @@ const char *kv_form__verify(const kv_form *form, const kv_group_key *key, const 
     uint32_t offset = head_bytes(group);
     uint8_t head[KV_GROUP_HEAD];
     put_head(form, key, head);
-    put(head + 56, head_sum(head, bytes + KV_GROUP_HEAD, group->plane_count), 8);
+    put(head + 56, kv_group__head_sum(head, bytes + KV_GROUP_HEAD, group->plane_count), 8);
     if (memcmp(head, bytes, KV_GROUP_HEAD) != 0)
         return "head";
     for (uint32_t i = 0; i < group->plane_count; i++) {

@@ -176,6 +176,7 @@ struct kv_store {
 base_code kv_form__init(kv_form *form, const kv_layout *layout, const char *fingerprint,
                         const char *numerics, base_err *err);
 void kv_form__deinit(kv_form *form);
+uint64_t kv_form__root(const char *fingerprint, const char *layout, const char *numerics);
 /* Bytes on disk of one group, and of all before group `group` (group_count: of the record). */
 uint32_t kv_form__group_bytes(const kv_form *form, uint32_t group, uint32_t rows);
 uint64_t kv_form__group_offset(const kv_form *form, uint32_t group, uint32_t rows);
@@ -191,6 +192,8 @@ typedef struct kv_group_key {
 uint32_t kv_form__plane_offset(const kv_form *form, uint32_t group, uint32_t plane, uint32_t rows);
 /* Head and sums of a group whose planes lie in place; the rest is zeroed. */
 void kv_form__seal(const kv_form *form, const kv_group_key *key, uint8_t *bytes);
+/* Over a group's head without its own sum, and over the planes' sums. */
+uint64_t kv_group__head_sum(const uint8_t *head, const uint8_t *sums, uint32_t plane_count);
 /* NULL if all is as sealed, else what is wrong. */
 const char *kv_form__verify(const kv_form *form, const kv_group_key *key, const uint8_t *bytes);
 void kv_segment__head(uint8_t bytes[KV_BLOCK], uint32_t number);
@@ -222,6 +225,11 @@ void kv_store__place(kv_store *store, uint32_t at, uint32_t segment,
 void kv_store__unplace(kv_store *store, uint32_t at);
 
 /* ---- store_db.c: the writer, or open ---- */
+typedef struct kv_row_key {
+    uint64_t id, world, space, parent, kind, filled, chain, segment, offset, length;
+} kv_row_key;
+/* What its column `sum` must be; `tokens` NULL for a side record. Pure. */
+int64_t kv_row__sum(const kv_row_key *row, const int32_t *tokens);
 base_code kv_store__db_open(kv_store *store, base_err *err);
 base_code kv_store__db_load(kv_store *store,
                             base_err *err); /* rows into the tree; BASE_FORMAT: corrupt */

@@ -713,6 +713,48 @@ Test(kv_store, a_damaged_byte_of_a_segment_is_never_served)
     tear_down();
 }
 
+static void count_wrong(void *ctx, const char *why)
+{
+    cr_assert_not_null(strstr(why, "record"), "%s", why);
+    ++*(int *)ctx;
+}
+
+Test(kv_store, a_folder_that_nobody_has_open_is_looked_over_without_the_model)
+{
+    set_up(big_planes, 6, true);
+    int wrong = 0;
+    kv_audit audit;
+    base_err err = BASE_ERR_INIT;
+    open_store();
+    offer(SPACE, text(1000, 500), 500, 1);
+    cr_assert(flush());
+    offer(SPACE + 1, text(1000, 130), 130, UINT32_MAX);
+    cr_assert(flush());
+    uint64_t records = kv_store_get_stats(store).records;
+    cr_assert_eq(kv_store_audit(&audit, dir, count_wrong, &wrong, NULL), BASE_CONFLICT);
+    kv_store_close(store, false);
+    cr_assert_eq(kv_store_audit(&audit, dir, count_wrong, &wrong, &err), BASE_OK, "%s", err.text);
+    cr_assert_eq(audit.wrong, 0);
+    cr_assert_eq(audit.records, records);
+    cr_assert_gt(records, 6);
+    cr_assert_eq(audit.worlds, 2);
+    cr_assert_eq(audit.segments, 1);
+    /* A byte of a head, of a plane's sum and of a plane. */
+    static const long at[] = {4096 + 9, 4096 + 70, 4096 + 30000};
+    for (size_t i = 0; i < sizeof at / sizeof *at; i++) {
+        flip("seg-00000000.kv", at[i]);
+        wrong = 0;
+        cr_assert_eq(kv_store_audit(&audit, dir, count_wrong, &wrong, NULL), BASE_OK);
+        cr_expect_gt(audit.wrong, 0, "byte %ld", at[i]);
+        cr_expect_eq(audit.wrong, (uint64_t)wrong);
+        cr_expect_lt(audit.records, records);
+        flip("seg-00000000.kv", at[i]);
+    }
+    cr_assert_eq(kv_store_audit(&audit, "/nowhere/kv", count_wrong, &wrong, NULL), BASE_IO);
+    open_store();
+    tear_down();
+}
+
 Test(kv_store, a_damaged_index_is_dropped_row_by_row_or_moved_aside)
 {
     set_up(target_planes, 5, false);
