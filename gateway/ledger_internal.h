@@ -1,7 +1,10 @@
-/* For ledger*.c and their tests: canonical items, the schema, and the map of recent runs. */
+/* For ledger*.c and their tests: canonical items, the map of recent runs, the database, the writer
+ * and the schema. */
 #pragma once
 #include <openssl/evp.h>
+#include <pthread.h>
 #include <sqlite3.h>
+#include <stdatomic.h>
 
 #include "gateway/ledger.h"
 
@@ -88,6 +91,163 @@ void gw_memory_fill(gw_memory *memory, const gw_digest *slot, gw_run *const *run
 void gw_memory_add(gw_memory *memory, const gw_run *run, bool alone);
 void gw_memory_forget(gw_memory *memory, const gw_digest *slot);
 void gw_memory_stats(gw_memory *memory, gw_ledger_stats *out);
+
+/* ---- ledger_db.c: connections, statements, columns ---- */
+
+#define GW_RUN_COLUMNS                                                                             \
+    "r.id, r.tenant, r.template, r.slot, r.visible, r.reasoning, r.digest, r.turn, r.session, "    \
+    "r.sequence, "                                                                                 \
+    "r.sequence_tokens, r.token_count, r.tokens"
+
+typedef enum gw_sql {
+    GW_SQL_BEGIN,
+    GW_SQL_COMMIT,
+    GW_SQL_ROLLBACK,
+    GW_SQL_SESSION_FIND,
+    GW_SQL_SESSION_ADD,
+    GW_SQL_SESSION_USE,
+    GW_SQL_NODE_FIND,
+    GW_SQL_NODE_ADD,
+    GW_SQL_ITEM_FIND,
+    GW_SQL_ITEM_ADD,
+    GW_SQL_RUN_FIND,
+    GW_SQL_RUN_OTHER,
+    GW_SQL_RUN_ADD,
+    GW_SQL_CALL_ADD,
+    GW_SQL_TURN_FIND,
+    GW_SQL_TURN_ADD,
+    GW_SQL_SLOT,
+    GW_SQL_CALL,
+    GW_SQL_TURN_READ,
+    GW_SQL_TURN_UP,
+    GW_SQL_ANSWER,
+    GW_SQL_TURN_NODE,
+    GW_SQL_ITEM_UP,
+    GW_SQL_TURN_FORGET,
+    GW_SQL_TENANTS,
+    GW_SQL_TENANT_FIND,
+    GW_SQL_TENANT_ADD,
+    GW_SQL_KEYS,
+    GW_SQL_KEY_FIND,
+    GW_SQL_KEY_ADD,
+    GW_SQL_KEY_REVOKE,
+    GW_SQL_SWEEP_LIST,
+    GW_SQL_SWEEP_CHILDREN,
+    GW_SQL_SWEEP_POSTPONE,
+    GW_SQL_TURN_DELETE,
+    GW_SQL_NODE_USED,
+    GW_SQL_NODE_READ,
+    GW_SQL_NODE_DELETE,
+    GW_SQL_ITEM_USED,
+    GW_SQL_ITEM_DELETE,
+    GW_SQL_RUN_USED,
+    GW_SQL_RUN_SLOT,
+    GW_SQL_RUN_DELETE,
+    GW_SQL_CALLS_DELETE,
+    GW_SQL_SESSION_SWEEP,
+    GW_SQL_COUNT,
+} gw_sql;
+
+/* One connection and its statements; one thread at a time. */
+typedef struct gw_db {
+    struct gw_db *next;
+    sqlite3 *db;
+    sqlite3_stmt *statements[GW_SQL_COUNT];
+} gw_db;
+
+base_code gw_db_open(gw_db **out, const char *file, uint32_t busy_ms, bool writer, base_err *err);
+void gw_db_close(gw_db *c); /* NULL is fine */
+base_code gw_db_error(gw_db *c, base_err *err, const char *what);
+/* A prepared statement, reset and without bindings; NULL on an error of SQLite. */
+sqlite3_stmt *gw_db_statement(gw_db *c, gw_sql id);
+/* Steps a statement that gives no rows, and resets it. */
+bool gw_db_execute(sqlite3_stmt *s);
+bool gw_db_simple(gw_db *c, gw_sql id);
+/* First column of the first row, 0 if there is no row. The statement is reset. False on an error.
+ */
+bool gw_db_scalar(sqlite3_stmt *s, int64_t *out);
+
+void gw_bind_text(sqlite3_stmt *s, int at, const char *text); /* NULL: SQL's NULL */
+void gw_bind_id(sqlite3_stmt *s, int at, int64_t id);         /* 0: SQL's NULL */
+void gw_bind_digest(sqlite3_stmt *s, int at, const gw_digest *digest);
+int64_t gw_public_key(const char *id); /* what public ids are indexed by */
+void gw_id_set(gw_id *id, const char *text);
+
+/* Token blobs are LEB128. */
+void gw_put_numbers(base_buf *out, const void *numbers, uint32_t count);
+/* A blob column to an array in the arena; false if it is damaged or memory is used up. */
+bool gw_column_numbers(sqlite3_stmt *s, int column, void **out, uint32_t *count, base_arena *arena);
+/* A row of GW_RUN_COLUMNS; NULL if it is damaged (dropped, logged) or memory is used up. */
+gw_run *gw_column_run(sqlite3_stmt *s, base_arena *arena);
+void gw_sequence_hash(uint64_t out[2], const int32_t *a, uint32_t a_count, const int32_t *b,
+                      uint32_t b_count);
+
+/* ---- ledger.c: the writer and the readers ---- */
+
+#define GW_BATCH_MAX 256 /* commits of one transaction */
+
+/* A job of the writer that its caller waits for. */
+typedef struct gw_task {
+    struct gw_task *next;
+    base_code (*run)(gw_ledger *ledger, gw_db *c, void *ctx, base_err *err);
+    void *ctx;
+    base_code code;
+    base_err err;
+    bool done;
+} gw_task;
+
+/* What one commit needs beside its fields, made outside the transaction. */
+typedef struct gw_work {
+    gw_commit *commit;
+    gw_run run; /* tokens borrowed from the commit */
+    gw_digest own, node;
+    bool alone;
+} gw_work;
+
+struct gw_ledger {
+    gw_ledger_options options;
+    gw_memory *memory;
+    char *file;
+    int lock_fd;
+    gw_db *writer; /* writer thread */
+    gw_hash hash;  /* writer thread */
+    gw_work works[GW_BATCH_MAX];
+    pthread_t thread, keeper;
+    bool thread_runs, keeper_runs;
+
+    pthread_mutex_t mutex; /* guards the queues and `closing` */
+    pthread_cond_t wake, task_done;
+    gw_commit *commits, **commits_last;
+    gw_task *tasks, **tasks_last;
+    uint32_t queued;
+    bool closing;
+
+    pthread_mutex_t reader_mutex; /* guards the readers that are free */
+    pthread_cond_t reader_free;
+    gw_db *readers;
+    uint32_t reader_count;
+
+    pthread_mutex_t keeper_mutex; /* guards what follows */
+    pthread_cond_t keeper_wake;
+    uint32_t wal_pages;
+    uint64_t written_ns; /* last commit; 0: the log is empty */
+    bool keeper_stop;
+
+    atomic_uint_fast64_t commit_count, transaction_count, failure_count;
+};
+
+/* Runs a task on the writer and waits for it. */
+base_code gw_on_writer(gw_ledger *ledger,
+                       base_code (*run)(gw_ledger *ledger, gw_db *c, void *ctx, base_err *err),
+                       void *ctx, base_err *err);
+/* A connection for reading, NULL with `err`; blocks while all are taken. */
+gw_db *gw_reader_take(gw_ledger *ledger, base_err *err);
+void gw_reader_give(gw_ledger *ledger, gw_db *c);
+
+/* ---- ledger_commit.c ---- */
+
+/* Commits a list of at most GW_BATCH_MAX and calls back. On the writer. */
+void gw_write_batch(gw_ledger *ledger, gw_commit *commits);
 
 /* ---- ledger_schema.c ---- */
 
