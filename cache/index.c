@@ -28,6 +28,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "engine/base/num.h"
 #include "engine/base/thread.h"
@@ -36,6 +37,7 @@
  * and one page's 512 bytes are too short for the processor to guess the next. */
 #define PREFETCH_PAGES 8
 #define CACHE_LINE_BYTES 64
+#define HUGE_BYTES ((size_t)2 << 20)
 
 /* A place in the tree: `in_edge` tokens into the edge of `at`, `depth` tokens from the start. */
 typedef struct cursor {
@@ -139,12 +141,15 @@ static uint32_t take_node(kv_index *index)
         .heap_at = KV_NODE_NONE,
         .run_first = KV_NODE_NONE,
         .run_last = KV_NODE_NONE,
+        .stamp = ++index->stamps,
     };
     return at;
 }
 
 static void give_node(kv_index *index, uint32_t at)
 {
+    index->nodes[at].parent = KV_NODE_NONE;
+    index->nodes[at].stamp = 0;
     index->nodes[at].next = index->node_free;
     index->node_free = at;
     index->node_free_count++;
@@ -235,17 +240,18 @@ static uint32_t drop_last_page(kv_index *index, kv_node *node)
 
 /* ---- walking ---- */
 
-/* The pages under the first `length` tokens of an edge, one after the other. */
+/* The pages of an edge one after the other, from its page `at` on. */
 typedef struct page_walk {
     const kv_run *run;
     uint32_t slot, left;
 } page_walk;
 
-static page_walk pages_under(const kv_index *index, const kv_node *node, uint32_t length)
+static page_walk walk_pages(const kv_index *index, const kv_node *node, uint32_t at, uint32_t count)
 {
-    return (page_walk){.run = &index->runs[node->run_first],
-                       .slot = node->run_start,
-                       .left = slots_touched(node->from, length)};
+    const kv_run *run = &index->runs[node->run_first];
+    for (at += node->run_start; at >= KV_RUN_PAGES; at -= KV_RUN_PAGES)
+        run = &index->runs[run->next];
+    return (page_walk){.run = run, .slot = at, .left = count};
 }
 
 /* There is one: walk->left > 0. */
@@ -268,13 +274,17 @@ static void prefetch_rows(const kv_index *index, uint32_t page)
         __builtin_prefetch(rows + i);
 }
 
-/* How many of tokens[0..count) the edge begins with. */
-static uint32_t common_length(const kv_index *index, const kv_node *node, const int32_t *tokens,
-                              uint32_t count)
+/* How many of tokens[0..count) an edge goes on with after its first `skip`. */
+static uint32_t common_length(const kv_index *index, const kv_node *node, uint32_t skip,
+                              const int32_t *tokens, uint32_t count)
 {
-    uint32_t limit = count < node->length ? count : node->length;
-    uint32_t done = 0, row = row_of(node->from);
-    page_walk here = pages_under(index, node, limit), ahead = here;
+    uint32_t left = node->length - skip, limit = count < left ? count : left;
+    uint32_t done = 0, from = node->from + skip, row = row_of(from);
+    if (limit == 0)
+        return 0;
+    page_walk here = walk_pages(index, node, slot_of(from) - slot_of(node->from),
+                                slots_touched(from, limit)),
+              ahead = here;
     for (uint32_t i = 0; i < PREFETCH_PAGES && ahead.left > 0; i++)
         prefetch_rows(index, next_page(index, &ahead));
     while (done < limit) {
@@ -308,14 +318,57 @@ static bool descend(const kv_index *index, cursor *cur, const int32_t *tokens, u
     if (at == KV_NODE_NONE)
         return false;
     cur->at = at;
-    cur->in_edge = common_length(index, &index->nodes[at], tokens + cur->depth, count - cur->depth);
+    cur->in_edge =
+        common_length(index, &index->nodes[at], 0, tokens + cur->depth, count - cur->depth);
     cur->depth += cur->in_edge;
     return true;
 }
 
-static cursor start(const kv_index *index, uint64_t space)
+/* Whether the first `rows` rows of a page are these tokens. */
+static bool holds(const kv_index *index, uint32_t page, const int32_t *tokens, uint32_t rows)
 {
-    return (cursor){.at = find(index, KV_NODE_NONE, space)};
+    return memcmp(rows_of(index, page), tokens, rows * sizeof *tokens) == 0;
+}
+
+/* Where a search begins: at the end of the hint's path and on as far as that edge goes, or, if the
+ * hint does not hold, at the namespace's root. */
+static cursor start(const kv_index *index, uint64_t space, const kv_hint *hint,
+                    const int32_t *tokens, uint32_t count)
+{
+    cursor root = {.at = find(index, KV_NODE_NONE, space)};
+    if (hint == NULL || hint->tokens == 0 || count == 0 || hint->node >= index->node_max)
+        return root;
+    const kv_node *nodes = index->nodes, *node = &nodes[hint->node];
+    if (node->parent == KV_NODE_NONE || node->stamp != hint->stamp ||
+        hint->tokens > node->from + node->length)
+        return root;
+    uint32_t at = hint->node, depth = hint->tokens < count ? hint->tokens : count;
+    while (nodes[at].from >= depth) /* it has been split, or less is asked for */
+        at = nodes[at].parent;
+    const kv_node *top = node = &nodes[at];
+    while (top->from > 0)
+        top = &nodes[top->parent];
+    uint32_t in_edge = depth - node->from, slot = slot_of(depth - 1);
+    page_walk first = walk_pages(index, top, 0, 1);
+    page_walk last = walk_pages(index, node, slot - slot_of(node->from), 1);
+    uint32_t first_rows = depth < top->length ? depth : top->length;
+    if (first_rows > KV_PAGE_TOKENS)
+        first_rows = KV_PAGE_TOKENS;
+    if (top->parent != root.at || !holds(index, next_page(index, &first), tokens, first_rows) ||
+        !holds(index, next_page(index, &last), tokens + slot * KV_PAGE_TOKENS,
+               depth - slot * KV_PAGE_TOKENS))
+        return root;
+    uint32_t more = common_length(index, node, in_edge, tokens + depth, count - depth);
+    return (cursor){.at = at, .in_edge = in_edge + more, .depth = depth + more};
+}
+
+static void leave_hint(const kv_index *index, kv_hint *hint, cursor cur)
+{
+    if (hint != NULL)
+        *hint = cur.depth == 0 ? (kv_hint){0}
+                               : (kv_hint){.stamp = index->nodes[cur.at].stamp,
+                                           .node = cur.at,
+                                           .tokens = cur.depth};
 }
 
 static void touch(kv_index *index, cursor cur, uint64_t now)
@@ -333,13 +386,34 @@ static void touch(kv_index *index, cursor cur, uint64_t now)
     kv_index__heap_move(index, cur.at);
 }
 
-/* Writes the pages under the first in_edge tokens of the cursor's edge to their slots. */
-static void copy_pages(const kv_index *index, cursor cur, uint32_t *pages)
+/* Writes the pages under the first `length` tokens of an edge to their slots, without those from
+ * slot `end` on, which a deeper edge holds, too. */
+static void copy_pages(const kv_index *index, const kv_node *node, uint32_t length, uint32_t end,
+                       uint32_t *pages)
 {
-    const kv_node *node = &index->nodes[cur.at];
-    page_walk walk = pages_under(index, node, cur.in_edge);
-    for (pages += slot_of(node->from); walk.left > 0; pages++)
-        *pages = next_page(index, &walk);
+    uint32_t first = slot_of(node->from), last = first + slots_touched(node->from, length);
+    uint32_t left = (last < end ? last : end) - first, at = node->run_start;
+    const kv_run *run = &index->runs[node->run_first];
+    for (pages += first; left > 0; run = &index->runs[run->next], at = 0) {
+        uint32_t n = KV_RUN_PAGES - at < left ? KV_RUN_PAGES - at : left;
+        memcpy(pages, run->pages + at, n * sizeof *pages);
+        pages += n;
+        left -= n;
+    }
+}
+
+/* Marks the path that a search began with used and writes its pages, if any are wanted. */
+static void take_path(kv_index *index, cursor cur, uint32_t *pages, uint64_t now)
+{
+    for (uint32_t end = UINT32_MAX; cur.depth > 0;) {
+        const kv_node *node = &index->nodes[cur.at];
+        if (pages != NULL)
+            copy_pages(index, node, cur.in_edge, end, pages);
+        touch(index, cur, now);
+        end = slot_of(node->from);
+        cur = (cursor){
+            .at = node->parent, .in_edge = index->nodes[node->parent].length, .depth = node->from};
+    }
 }
 
 /* ---- changing the shape ---- */
@@ -445,6 +519,7 @@ bool kv_index__trim(kv_index *index, uint32_t at, uint32_t *freed)
     *freed += drop_last_page(index, node);
     index->stats.tokens -= node->length - length;
     node->length = length;
+    node->stamp = ++index->stamps; /* what comes in their place is something else */
     if (node->pin_tokens > length)
         node->pin_tokens = length;
     if (length > 0)
@@ -485,6 +560,17 @@ static void drop_under(kv_index *index, uint32_t top)
 
 /* ---- the header's functions ---- */
 
+/* Uninitialised. In huge pages where there is enough of it: a match of 128K tokens reads 512 KiB
+ * from anywhere in gigabytes, and would miss the TLB at every eighth page. */
+static void *big_alloc(size_t bytes)
+{
+    size_t align = bytes < HUGE_BYTES ? CACHE_LINE_BYTES : HUGE_BYTES;
+    void *at = aligned_alloc(align, base_align_up(bytes, align));
+    if (at != NULL && align == HUGE_BYTES)
+        (void)madvise(at, base_align_up(bytes, align), MADV_HUGEPAGE);
+    return at;
+}
+
 base_code kv_index_create(kv_index **out, kv_pool *pool, uint32_t node_max, base_err *err)
 {
     size_t rows, row_bytes, run_max;
@@ -499,7 +585,7 @@ base_code kv_index_create(kv_index **out, kv_pool *pool, uint32_t node_max, base
      * two runs. */
     run_max = page_count / KV_RUN_PAGES + 2 * (size_t)node_max + 4;
     if (run_max >= KV_NODE_NONE || !base_mul(&rows, page_count, KV_PAGE_TOKENS) ||
-        !base_mul(&row_bytes, rows, sizeof *index->tokens))
+        !base_mul(&row_bytes, rows, sizeof *index->tokens) || row_bytes > SIZE_MAX - HUGE_BYTES)
         goto nomem;
     while (bucket_count < node_max)
         bucket_count *= 2;
@@ -509,10 +595,10 @@ base_code kv_index_create(kv_index **out, kv_pool *pool, uint32_t node_max, base
     index->run_max = index->run_free_count = (uint32_t)run_max;
     index->bucket_mask = bucket_count - 1;
     index->roots = KV_NODE_NONE;
-    index->nodes = calloc(node_max, sizeof *index->nodes);
-    index->runs = aligned_alloc(sizeof(kv_run), run_max * sizeof(kv_run));
+    index->nodes = big_alloc(node_max * sizeof *index->nodes);
+    index->runs = big_alloc(run_max * sizeof *index->runs);
     index->buckets = malloc(bucket_count * sizeof *index->buckets);
-    index->tokens = malloc(row_bytes);
+    index->tokens = big_alloc(row_bytes);
     index->known = calloc(page_count, sizeof *index->known);
     index->page_refs = calloc(page_count, sizeof *index->page_refs);
     index->heap = malloc(node_max * sizeof *index->heap);
@@ -525,7 +611,8 @@ base_code kv_index_create(kv_index **out, kv_pool *pool, uint32_t node_max, base
         goto nomem;
     memset(index->buckets, 0xFF, bucket_count * sizeof *index->buckets); /* KV_NODE_NONE */
     for (uint32_t i = 0; i < node_max; i++)
-        index->nodes[i].next = i + 1 < node_max ? i + 1 : KV_NODE_NONE;
+        index->nodes[i] =
+            (kv_node){.parent = KV_NODE_NONE, .next = i + 1 < node_max ? i + 1 : KV_NODE_NONE};
     for (uint32_t i = 0; i < index->run_max; i++)
         index->runs[i].next = i + 1 < index->run_max ? i + 1 : KV_NODE_NONE;
     *out = index;
@@ -555,36 +642,45 @@ void kv_index_destroy(kv_index *index)
     free(index);
 }
 
-kv_match kv_index_match(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
-                        uint32_t *pages, uint64_t now)
+kv_match kv_index_match_from(kv_index *index, uint64_t space, kv_hint *hint, const int32_t *tokens,
+                             uint32_t count, uint32_t *pages, uint64_t now)
 {
     DCHECK(base_thread_is(BASE_THREAD_ENGINE));
-    cursor cur = start(index, space);
+    cursor cur = start(index, space, hint, tokens, count);
+    take_path(index, cur, pages, now);
     while (descend(index, &cur, tokens, count)) {
-        copy_pages(index, cur, pages);
+        copy_pages(index, &index->nodes[cur.at], cur.in_edge, UINT32_MAX, pages);
         touch(index, cur, now);
     }
     kv_match match = {.tokens = cur.depth, .page_count = slots_touched(0, cur.depth)};
-    for (uint32_t i = 0; i < match.page_count; i++)
-        kv_pool_ref(index->pool, pages[i]);
+    kv_pool_ref_all(index->pool, pages, match.page_count);
+    leave_hint(index, hint, cur);
     return match;
+}
+
+kv_match kv_index_match(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
+                        uint32_t *pages, uint64_t now)
+{
+    return kv_index_match_from(index, space, NULL, tokens, count, pages, now);
 }
 
 uint32_t kv_index_peek(const kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count)
 {
-    cursor cur = start(index, space);
+    cursor cur = start(index, space, NULL, tokens, count);
     while (descend(index, &cur, tokens, count))
         ;
     return cur.depth;
 }
 
-bool kv_index_insert(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
-                     const uint32_t *pages, uint64_t now)
+bool kv_index_insert_from(kv_index *index, uint64_t space, kv_hint *hint, const int32_t *tokens,
+                          uint32_t count, const uint32_t *pages, uint64_t now)
 {
     DCHECK(base_thread_is(BASE_THREAD_ENGINE));
-    cursor cur = start(index, space);
+    cursor cur = start(index, space, hint, tokens, count);
+    take_path(index, cur, NULL, now);
     while (descend(index, &cur, tokens, count))
         touch(index, cur, now);
+    leave_hint(index, hint, cur);
     if (cur.depth == count)
         return true;
 
@@ -625,7 +721,15 @@ bool kv_index_insert(kv_index *index, uint64_t space, const int32_t *tokens, uin
         kv_index__heap_move(index, cur.at);
     else
         kv_index__heap_put(index, cur.at);
+    cur.depth = count;
+    leave_hint(index, hint, cur);
     return true;
+}
+
+bool kv_index_insert(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
+                     const uint32_t *pages, uint64_t now)
+{
+    return kv_index_insert_from(index, space, NULL, tokens, count, pages, now);
 }
 
 uint32_t kv_index_drop(kv_index *index, uint64_t space)
@@ -647,7 +751,7 @@ uint32_t kv_index_erase(kv_index *index, uint64_t space, const int32_t *tokens, 
 {
     DCHECK(base_thread_is(BASE_THREAD_ENGINE));
     uint32_t before = index->stats.pages, freed = 0;
-    cursor cur = start(index, space);
+    cursor cur = start(index, space, NULL, tokens, count);
     while (descend(index, &cur, tokens, count))
         ;
     if (cur.at == KV_NODE_NONE || cur.depth <= kept || index->nodes[cur.at].length == 0)
@@ -678,7 +782,7 @@ void kv_index_pin(kv_index *index, uint64_t space, const int32_t *tokens, uint32
                   uint64_t until)
 {
     DCHECK(base_thread_is(BASE_THREAD_ENGINE));
-    cursor cur = start(index, space);
+    cursor cur = start(index, space, NULL, tokens, count);
     while (descend(index, &cur, tokens, count)) {
         kv_node *node = &index->nodes[cur.at];
         if (until > node->pin_until)
@@ -689,11 +793,12 @@ void kv_index_pin(kv_index *index, uint64_t space, const int32_t *tokens, uint32
     }
 }
 
-void kv_index_note_pause(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
-                         uint64_t class_key, uint64_t now)
+void kv_index_note_pause_from(kv_index *index, uint64_t space, const kv_hint *hint,
+                              const int32_t *tokens, uint32_t count, uint64_t class_key,
+                              uint64_t now)
 {
     DCHECK(base_thread_is(BASE_THREAD_ENGINE));
-    cursor cur = start(index, space);
+    cursor cur = start(index, space, hint, tokens, count);
     while (descend(index, &cur, tokens, count))
         ;
     if (now > index->clock)
@@ -712,6 +817,12 @@ void kv_index_note_pause(kv_index *index, uint64_t space, const int32_t *tokens,
     uint64_t mark =
         slot == 0 ? 0 : kv_index__mark(space, slot - 1, tokens + (slot - 1) * KV_PAGE_TOKENS);
     kv_index__pause(index, cur.at, mark, class_key, now);
+}
+
+void kv_index_note_pause(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
+                         uint64_t class_key, uint64_t now)
+{
+    kv_index_note_pause_from(index, space, NULL, tokens, count, class_key, now);
 }
 
 kv_index_stats kv_index_get_stats(const kv_index *index)

@@ -19,6 +19,17 @@ typedef struct kv_match {
     uint32_t page_count; /* pages that cover them: ceil(tokens / KV_PAGE_TOKENS) */
 } kv_match;
 
+/* Where a path stood when it was last matched or listed, for whoever goes on with the same text:
+ * the search begins there and compares what follows only. Zeros: none. The holder vouches that the
+ * first `tokens` tokens are those of then; all else is looked at before a hint is used (the node
+ * and its edge are what they were, in this namespace; the path's first and last page hold these
+ * tokens), and one that does not hold is the same as none. It takes no reference; it may be
+ * kept for as long as one likes, and `tokens` lowered by who has cut the text. */
+typedef struct kv_hint {
+    uint64_t stamp;
+    uint32_t node, tokens;
+} kv_hint;
+
 /* `pool` is borrowed and outlives the index. Three nodes a page (and one a namespace) are never
  * reached without an eviction in between; far fewer serve long sequences. */
 base_code kv_index_create(kv_index **out, kv_pool *pool, uint32_t node_max, base_err *err);
@@ -29,6 +40,9 @@ void kv_index_destroy(kv_index *index); /* gives its references back; NULL is fi
  * ceil(count / KV_PAGE_TOKENS). */
 kv_match kv_index_match(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
                         uint32_t *pages, uint64_t now);
+/* As match, beginning at `hint`, which is then where the match ended. */
+kv_match kv_index_match_from(kv_index *index, uint64_t space, kv_hint *hint, const int32_t *tokens,
+                             uint32_t count, uint32_t *pages, uint64_t now);
 /* As match, but takes no reference, marks nothing and writes no page: for admission estimates. */
 uint32_t kv_index_peek(const kv_index *index, uint64_t space, const int32_t *tokens,
                        uint32_t count);
@@ -39,6 +53,9 @@ uint32_t kv_index_peek(const kv_index *index, uint64_t space, const int32_t *tok
  * tokens. */
 bool kv_index_insert(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
                      const uint32_t *pages, uint64_t now);
+/* As insert, beginning at `hint`, which is then where the listed path ends. */
+bool kv_index_insert_from(kv_index *index, uint64_t space, kv_hint *hint, const int32_t *tokens,
+                          uint32_t count, const uint32_t *pages, uint64_t now);
 /* Drops the least valuable leaves (used longest ago; a pin counts as a use at its end) until the
  * pool has `free_pages` free or nothing can go. A leaf goes page by page from its end. What a
  * sequence references and what an unexpired pin covers stays. Returns pages freed. */
@@ -72,6 +89,9 @@ void kv_index_set_policy(kv_index *index, kv_policy policy, uint64_t second);
  * path again. Under any policy this only learns. */
 void kv_index_note_pause(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
                          uint64_t class_key, uint64_t now);
+void kv_index_note_pause_from(kv_index *index, uint64_t space, const kv_hint *hint,
+                              const int32_t *tokens, uint32_t count, uint64_t class_key,
+                              uint64_t now);
 /* How dear a token is to compute again at a position, against one at position 0: 1 + position /
  * `doubling`. 0: alike (what a bounded attention window makes of it). */
 void kv_index_set_cost(kv_index *index, uint32_t doubling);

@@ -29,7 +29,11 @@ typedef struct kv_node {
     uint64_t pin_until;
     uint64_t used;       /* last time any of the edge was matched or inserted */
     uint64_t used_whole; /* last time all of it was: what the rest of a split edge goes by */
-    uint64_t space;      /* of roots */
+    union {
+        uint64_t space; /* of roots */
+        uint64_t stamp; /* of others: no two nodes ever had the same, and one that loses tokens
+                           takes another; 0: a free node */
+    };
     uint64_t paused;     /* since when; 0: no pause is open */
     uint64_t pause_mark; /* hash of the last whole page before the pause; 0: there is none */
     uint64_t rank;       /* as last computed; the heap's order under KV_POLICY_VALUE */
@@ -76,7 +80,8 @@ struct kv_index {
     kv_pause_class *classes; /* [KV_CLASSES] */
     kv_ghost *ghosts;        /* [KV_GHOSTS], by mark */
     uint32_t ghost_count;
-    uint64_t clock; /* the latest `now` */
+    uint64_t clock;  /* the latest `now` */
+    uint64_t stamps; /* handed out so far */
     kv_index_stats stats;
 };
 

@@ -152,6 +152,16 @@ void kv_pool_ref(kv_pool *pool, uint32_t page)
     pool->refs[page]++;
 }
 
+void kv_pool_ref_all(kv_pool *pool, const uint32_t *pages, uint32_t count)
+{
+    uint32_t *refs = pool->refs, page_count = pool->page_count;
+    for (uint32_t i = 0; i < count; i++) {
+        CHECK(pages[i] < page_count);
+        CHECK(refs[pages[i]] - 1 < UINT32_MAX - 1); /* neither free nor full */
+        refs[pages[i]]++;
+    }
+}
+
 void kv_pool_unref(kv_pool *pool, uint32_t page)
 {
     CHECK(page < pool->page_count);

@@ -585,6 +585,105 @@ Test(kv_index_cases, B104_branch_from_a_long_shared_prefix)
     end();
 }
 
+/* ---- hints ---- */
+
+/* A match with a hint is the match without it. */
+static void expect_same(uint64_t space, kv_hint hint, const int32_t *tokens, uint32_t count)
+{
+    uint32_t got[PAGES_MAX], want[PAGES_MAX];
+    kv_match with = kv_index_match_from(tree, space, &hint, tokens, count, got, 1);
+    kv_match plain = kv_index_match(tree, space, tokens, count, want, 1);
+    cr_assert_eq(with.tokens, plain.tokens);
+    cr_assert_eq(with.page_count, plain.page_count);
+    cr_assert_eq(hint.tokens, plain.tokens);
+    cr_assert_eq(memcmp(got, want, plain.page_count * sizeof *got), 0);
+    for (uint32_t i = 0; i < plain.page_count; i++) {
+        kv_pool_unref(pool, got[i]);
+        kv_pool_unref(pool, want[i]);
+    }
+}
+
+Test(kv_index, a_hint_holds_while_its_path_does)
+{
+    make(64, 32);
+    seq *a = seq_make(), *b = seq_make();
+    kv_hint hint = {0}, early;
+    seq_add_range(a, 1000, 300);
+    cr_assert(kv_index_insert_from(tree, SPACE, &hint, a->tokens, 300, a->pages, 1));
+    cr_assert_eq(hint.tokens, 300);
+    early = hint;
+    expect_same(SPACE, hint, a->tokens, 300);
+    expect_same(SPACE, hint, a->tokens, 299);
+    expect_same(SPACE, hint, a->tokens, 1);
+    expect_same(SPACE, hint, a->tokens, 0);
+    seq_add_range(a, 2000, 1000); /* the leaf grows */
+    cr_assert(kv_index_insert_from(tree, SPACE, &hint, a->tokens, 1300, a->pages, 2));
+    expect_same(SPACE, early, a->tokens, 1300);
+    expect_same(SPACE, early, a->tokens, 310);
+    cr_assert_eq(seq_reuse(b, a->tokens, 140, 3), 140); /* the edge is split before the hint */
+    seq_add_range(b, 5000, 200);
+    cr_assert(seq_insert(b, 4));
+    expect_same(SPACE, early, a->tokens, 1300);
+    expect_same(SPACE, hint, a->tokens, 130);
+    kv_index_note_pause_from(tree, SPACE, &early, a->tokens, 200, 1, 5); /* and once more */
+    for (uint32_t count = 1; count <= 1300; count += 3) {
+        expect_same(SPACE, early, a->tokens, count);
+        expect_same(SPACE, hint, a->tokens, count);
+    }
+    a->tokens[700] = 1; /* past the early hint */
+    expect_same(SPACE, early, a->tokens, 1300);
+    a->tokens[300] = 1;
+    expect_same(SPACE, early, a->tokens, 1300);
+    seq_end(a), seq_end(b);
+    end();
+}
+
+Test(kv_index, a_hint_that_does_not_hold_is_none)
+{
+    make(64, 32);
+    seq *a = run(1000, 600, 1), *b = run(9000, 600, 9);
+    uint32_t pages[PAGES_MAX];
+    kv_hint hint = {0};
+    kv_match m = kv_index_match_from(tree, SPACE, &hint, a->tokens, 600, pages, 2);
+    for (uint32_t i = 0; i < m.page_count; i++)
+        kv_pool_unref(pool, pages[i]);
+    expect_same(SPACE + 1, hint, a->tokens, 600);
+    expect_same(SPACE, hint, b->tokens, 600); /* another text: its first page says so */
+    kv_hint broken[] = {{hint.stamp, hint.node, 601},
+                        {hint.stamp, hint.node, UINT32_MAX},
+                        {hint.stamp, hint.node + 1, 600},
+                        {hint.stamp, UINT32_MAX, 600},
+                        {hint.stamp + 1, hint.node, 600},
+                        {0, hint.node, 600},
+                        {SPACE, 0, 1},
+                        {0, 31, 600}};
+    for (size_t i = 0; i < sizeof broken / sizeof *broken; i++)
+        expect_same(SPACE, broken[i], a->tokens, 600);
+    a->tokens[599]++; /* or its last */
+    expect_same(SPACE, hint, a->tokens, 600);
+    a->tokens[599]--;
+
+    /* The end goes and other tokens take its place, in the same node. */
+    cr_assert_eq(kv_index_evict(tree, kv_pool_free_count(pool) + 1, 10), 1);
+    expect_same(SPACE, hint, a->tokens, 600);
+    seq *c = seq_make();
+    cr_assert_eq(seq_reuse(c, a->tokens, 512, 11), 512);
+    seq_add_range(c, 7000, 200);
+    cr_assert(seq_insert(c, 11));
+    expect_same(SPACE, hint, a->tokens, 600);
+    expect_same(SPACE, hint, c->tokens, 712);
+    seq_end(c);
+
+    /* The node is another text's, and then nobody's. */
+    kv_index_drop(tree, SPACE);
+    expect_same(SPACE, hint, a->tokens, 600);
+    seq *d = run(1000, 600, 12);
+    expect_same(SPACE, hint, a->tokens, 600);
+    expect_same(SPACE, hint, d->tokens, 600);
+    free(a), free(b), free(d);
+    end();
+}
+
 /* ---- erasing ---- */
 
 Test(kv_index, erasing_a_path_leaves_what_others_share)
@@ -629,39 +728,48 @@ Test(kv_index, erasing_unlists_what_a_sequence_uses)
 
 #define SECOND 1000u
 
-/* Sessions of two tools: one answers in 2 s, one in 60 s, and there is memory for half of them.
- * Each has `turns` pauses; returns the short tool's part of cached tokens after the first half. */
+/* Sessions of two tools, half of them each: one answers in 2 s, one in 60 s, and there is memory
+ * for half of the sessions. Returns the short tool's part of cached tokens in the ten minutes after
+ * the 50th pause has ended, of either tool. */
 static double two_tools(kv_policy policy)
 {
-    enum { EACH = 8, LENGTH = 512 };
+    enum { EACH = 8, LENGTH = 512, PAGES = LENGTH / KV_PAGE_TOKENS, LEARNT = 50 };
     struct {
         seq *s;
         uint64_t next, pause;
+        bool begun;
     } sessions[2 * EACH];
-    make(EACH * LENGTH / KV_PAGE_TOKENS, 128);
+    make(EACH * PAGES, 128);
     kv_index_set_policy(tree, policy, SECOND);
     double hit = 0, asked = 0;
     for (uint32_t i = 0; i < 2 * EACH; i++) {
         sessions[i].s = seq_make();
         for (int t = 0; t < LENGTH; t++)
             sessions[i].s->tokens[t] = (int32_t)(i * 10000) + t;
+        sessions[i].begun = false;
         sessions[i].pause = i < EACH ? 2 * SECOND : 60 * SECOND;
         sessions[i].next = 1 + i * sessions[i].pause / (2 * EACH);
     }
-    for (uint64_t now = 1; now < 1200 * SECOND; now++)
+    uint32_t ended = 0; /* pauses */
+    uint64_t until = UINT64_MAX;
+    for (uint64_t now = 1; now < until; now++)
         for (uint32_t i = 0; i < 2 * EACH; i++) {
             if (sessions[i].next != now)
                 continue;
             seq *s = sessions[i].s;
-            uint32_t pages[LENGTH / KV_PAGE_TOKENS], have;
+            uint32_t pages[PAGES], have;
             kv_match m = kv_index_match(tree, SPACE, s->tokens, LENGTH, pages, now);
             have = m.page_count;
-            if (i < EACH && now > 600 * SECOND) {
+            if (i < EACH && ended >= LEARNT) {
                 hit += m.tokens;
                 asked += LENGTH;
             }
-            kv_index_evict(tree, LENGTH / KV_PAGE_TOKENS - have, now);
-            for (uint32_t p = have; p < LENGTH / KV_PAGE_TOKENS; p++) {
+            ended += sessions[i].begun;
+            sessions[i].begun = true;
+            if (ended == LEARNT && until == UINT64_MAX)
+                until = now + 600 * SECOND;
+            kv_index_evict(tree, PAGES - have, now);
+            for (uint32_t p = have; p < PAGES; p++) {
                 pages[p] = kv_pool_alloc(pool, s->owner);
                 cr_assert_neq(pages[p], KV_PAGE_NONE);
                 kv_pool_set_filled(pool, pages[p], s->owner, KV_PAGE_TOKENS);
@@ -669,7 +777,7 @@ static double two_tools(kv_policy policy)
             }
             cr_assert(kv_index_insert(tree, SPACE, s->tokens, LENGTH, pages, now));
             kv_index_note_pause(tree, SPACE, s->tokens, LENGTH, i < EACH ? 11 : 12, now);
-            for (uint32_t p = 0; p < LENGTH / KV_PAGE_TOKENS; p++)
+            for (uint32_t p = 0; p < PAGES; p++)
                 kv_pool_unref(pool, pages[p]);
             sessions[i].next = now + sessions[i].pause;
         }
@@ -682,9 +790,10 @@ static double two_tools(kv_policy policy)
 Test(kv_index, the_short_tool_keeps_its_pages)
 {
     double lru = two_tools(KV_POLICY_LRU), value = two_tools(KV_POLICY_VALUE);
-    cr_log_info("short tool: %.1f %% cached by value, %.1f %% by last use", 100 * value, 100 * lru);
+    cr_log_info("after 50 pauses: short tool %.1f %% cached by value, %.1f %% by last use",
+                100 * value, 100 * lru);
     cr_assert_geq(value, 0.95);
-    cr_assert_geq(value, lru);
+    cr_assert_gt(value, lru);
 }
 
 Test(kv_index, without_notes_value_is_last_use)

@@ -24,6 +24,7 @@
 #define SEQS 6
 #define ENTRIES_MAX 512
 #define PINS_MAX 64
+#define OLD_MAX 48
 
 typedef struct entry {
     uint64_t space;
@@ -38,12 +39,21 @@ typedef struct pin {
     int32_t tokens[LENGTH_MAX];
 } pin;
 
+/* A path that somebody remembers, and where it stood. */
+typedef struct old_path {
+    uint64_t space;
+    uint32_t count;
+    int32_t tokens[LENGTH_MAX];
+    kv_hint hint;
+} old_path;
+
 typedef struct seq {
     bool live;
     uint64_t space, owner;
     uint32_t count, page_count;
     int32_t tokens[LENGTH_MAX];
     uint32_t pages[SLOTS_MAX];
+    kv_hint hint;
 } seq;
 
 static kv_pool *pool;
@@ -53,10 +63,12 @@ static uint32_t entry_count;
 static pin pins[PINS_MAX];
 static uint32_t pin_count;
 static seq seqs[SEQS];
+static old_path olds[OLD_MAX];
+static uint32_t old_count;
 static int32_t held[PAGE_COUNT][KV_PAGE_TOKENS]; /* what the rows of each page really are */
 static uint32_t node_max;
 static uint64_t now, owner_next = 1, seed, draws;
-static uint32_t done[8]; /* operations of each kind */
+static uint32_t done[10]; /* operations of each kind */
 
 static uint32_t draw(uint32_t bound)
 {
@@ -222,12 +234,35 @@ static void seq_end(seq *s)
     s->live = false;
 }
 
-/* A prompt: mostly a cached text, cut and continued, sometimes a new one. */
-static uint32_t make_prompt(int32_t *tokens, uint64_t *space)
+static void remember(uint64_t space, const int32_t *tokens, uint32_t count, kv_hint hint)
+{
+    old_path *o = &olds[old_count < OLD_MAX ? old_count++ : draw(OLD_MAX)];
+    o->space = space;
+    o->count = count;
+    o->hint = hint;
+    MUST(hint.tokens <= count);
+    memcpy(o->tokens, tokens, count * sizeof *tokens);
+}
+
+/* A prompt: mostly a cached text, cut and continued, sometimes a new one; or a remembered path,
+ * continued or cut, with its hint. */
+static uint32_t make_prompt(int32_t *tokens, uint64_t *space, kv_hint *hint)
 {
     uint32_t count = 0;
+    *hint = (kv_hint){0};
     *space = 1 + draw(SPACES);
-    if (entry_count > 0 && draw(8) != 0) {
+    if (old_count > 0 && draw(3) == 0) {
+        const old_path *o = &olds[draw(old_count)];
+        *hint = o->hint;
+        count = o->count;
+        if (draw(4) != 0)
+            *space = o->space;
+        if (draw(3) == 0)
+            count = draw(2) == 0 ? draw(count + 1) : hint->tokens;
+        memcpy(tokens, o->tokens, count * sizeof *tokens);
+        if (count < hint->tokens) /* what follows may be something else */
+            hint->tokens = count;
+    } else if (entry_count > 0 && draw(8) != 0) {
         const entry *e = entries[draw(entry_count)];
         count = draw(3) == 0 ? e->count : draw(e->count + 1);
         if (draw(3) == 0)
@@ -260,10 +295,12 @@ static void seq_start(seq *s)
 {
     int32_t prompt[LENGTH_MAX];
     uint64_t space;
-    uint32_t count = make_prompt(prompt, &space);
+    kv_hint hint;
+    uint32_t count = make_prompt(prompt, &space, &hint);
     uint32_t estimate = kv_index_peek(tree, space, prompt, count);
-    *s = (seq){.live = true, .space = space, .owner = owner_next++};
-    kv_match m = kv_index_match(tree, space, prompt, count, s->pages, now);
+    *s = (seq){.live = true, .space = space, .owner = owner_next++, .hint = hint};
+    kv_match m = kv_index_match_from(tree, space, &s->hint, prompt, count, s->pages, now);
+    MUST(s->hint.tokens == m.tokens);
     MUST(m.tokens == estimate);
     expect_match(space, prompt, count, m, s->pages);
     s->count = m.tokens;
@@ -306,12 +343,15 @@ static void seq_append(seq *s)
     }
 }
 
-static void seq_insert(const seq *s)
+static void seq_insert(seq *s)
 {
     uint32_t count = draw(3) == 0 ? draw(s->count + 1) : s->count;
     kv_index_stats before = kv_index_get_stats(tree);
-    if (kv_index_insert(tree, s->space, s->tokens, count, s->pages, now)) {
+    if (kv_index_insert_from(tree, s->space, &s->hint, s->tokens, count, s->pages, now)) {
         model_insert(s, count);
+        MUST(s->hint.tokens == count);
+        if (draw(2) == 0)
+            remember(s->space, s->tokens, s->count, s->hint);
         MUST(kv_index_peek(tree, s->space, s->tokens, count) == count);
         kv_index_stats once = kv_index_get_stats(tree);
         MUST(kv_index_insert(tree, s->space, s->tokens, count, s->pages, now));
@@ -332,9 +372,18 @@ static void look(void)
     int32_t prompt[LENGTH_MAX];
     uint32_t pages[SLOTS_MAX];
     uint64_t space;
-    uint32_t count = make_prompt(prompt, &space);
-    kv_match m = kv_index_match(tree, space, prompt, count, pages, now);
+    kv_hint hint;
+    uint32_t count = make_prompt(prompt, &space, &hint);
+    done[8] += hint.tokens > 0;
+    kv_match m = kv_index_match_from(tree, space, &hint, prompt, count, pages, now);
     expect_match(space, prompt, count, m, pages);
+    MUST(hint.tokens == m.tokens);
+    if (draw(4) == 0)
+        remember(space, prompt, count, hint);
+    if (draw(4) == 0 && m.tokens == count) {
+        done[9]++;
+        kv_index_note_pause_from(tree, space, &hint, prompt, count, draw(3), now);
+    }
     for (uint32_t i = 0; i < m.page_count; i++)
         kv_pool_unref(pool, pages[i]);
 }
@@ -351,7 +400,8 @@ static void set_pin(void)
             return;
     }
     pin *p = &pins[pin_count];
-    uint32_t count = make_prompt(p->tokens, &p->space);
+    kv_hint hint;
+    uint32_t count = make_prompt(p->tokens, &p->space, &hint);
     p->count = kv_index_peek(tree, p->space, p->tokens, count);
     p->until = now + draw(400);
     kv_index_pin(tree, p->space, p->tokens, count, p->until);
@@ -426,9 +476,9 @@ static void run(uint32_t nodes)
     }
     cr_log_info("seed %lu: %lu operations: %u starts, %u appends, %u inserts, %u looks, %u pins, "
                 "%u evictions, "
-                "%u claims, %u full trees, %lu pages evicted",
+                "%u claims, %u full trees, %u hints, %u pauses, %lu pages evicted",
                 seed, ops, done[0], done[1], done[2], done[3], done[4], done[5], done[6], done[7],
-                kv_index_get_stats(tree).evicted_pages);
+                done[8], done[9], kv_index_get_stats(tree).evicted_pages);
     for (uint32_t i = 0; i < SEQS; i++)
         if (seqs[i].live)
             seq_end(&seqs[i]);
