@@ -629,6 +629,7 @@ static void render_run(render *r, const eng_item *item, bool open)
     }
     open_run run = {0};
     follow_run(r, &run, item->tokens, count);
+    plain_text(r, item->rest);
     if (open) {
         r->starts_in_reasoning = run.reasoning;
         base_buf_deinit(&run.text);
@@ -647,6 +648,44 @@ static void render_run(render *r, const eng_item *item, bool open)
         r->code = BASE_NOMEM;
     base_buf_deinit(&run.text);
     end_turn(r);
+}
+
+bool eng_codec_run_seen(const eng_codec *codec, uint32_t *seen, eng_text *rest,
+                        const int32_t *tokens, uint32_t token_count, eng_text reasoning,
+                        eng_text text)
+{
+    const int32_t *id = codec->id;
+    eng_text want = text.length > 0 ? text : reasoning;
+    bool reasons = token_count > 0 && tokens[0] == id[CHAT_REASON];
+    uint32_t at = reasons || (token_count > 0 && tokens[0] == id[CHAT_REASON_CLOSE]);
+    if (text.length > 0 && reasons) {
+        while (at < token_count && tokens[at] != id[CHAT_REASON_CLOSE])
+            at++;
+        at++;
+    }
+    if (at > token_count || (text.length == 0 && !reasons))
+        return false;
+    size_t same = 0;
+    for (; at < token_count && same < want.length; at++) {
+        size_t length, skip = 0;
+        const char *bytes = eng_tok_bytes(codec->tok, tokens[at], &length);
+        if (tokens[at] == id[CHAT_REASON_CLOSE] || tokens[at] == id[CHAT_SEPARATOR] ||
+            tokens[at] == id[CHAT_END] || bytes == NULL)
+            return false; /* the run says less */
+        while (same == 0 && skip < length && memchr(" \t\r\n", bytes[skip], 4) != NULL)
+            skip++;
+        size_t common = base_min(length - skip, want.length - same);
+        if (memcmp(bytes + skip, want.data + same, common) != 0)
+            return false;
+        if (common < length - skip)
+            break; /* the text ends inside this token */
+        same += common;
+    }
+    if (at == token_count && same < want.length)
+        return false;
+    *seen = at;
+    *rest = (eng_text){want.data + same, want.length - same};
+    return want.length > 0;
 }
 
 /* ---- turns ---- */
@@ -808,9 +847,20 @@ static void render_items(render *r, uint32_t at)
     }
 }
 
+/* In place of the head: what is known by its tokens, up to and including the first item's run. */
+static uint32_t render_prefix(render *r)
+{
+    const eng_chat *chat = r->chat;
+    splice_tokens(r, chat->prefix, chat->prefix_count);
+    if (r->code == BASE_OK)
+        render_run(r, &chat->items[0], chat->continue_last && chat->item_count == 1);
+    r->item_end[0] = token_count(r);
+    return 1;
+}
+
 static void render_prompt(render *r, eng_thinking thinking)
 {
-    render_items(r, render_head(r, thinking));
+    render_items(r, r->chat->prefix != NULL ? render_prefix(r) : render_head(r, thinking));
     if (r->chat->continue_last || r->chat->no_generation_prompt)
         return;
     begin_turn(r, "ai\n");
@@ -851,6 +901,8 @@ base_code eng_codec_render(const eng_codec *codec, eng_prompt *out, const eng_ch
         (chat->item_count == 0 || chat->items[chat->item_count - 1].role != ENG_ROLE_ASSISTANT))
         return base_fail_param(err, BASE_INVALID, "continue_final_message",
                                "continue_final_message: the last message is not the assistant's");
+    if (chat->prefix != NULL && (chat->item_count == 0 || chat->items[0].tokens == NULL))
+        return base_fail(err, BASE_INVALID, "a known prefix ends with an item of known tokens");
     r.limit = token_max == 0 ? window : token_max;
     r.count_max = COUNT_WINDOWS * base_max(window, r.limit);
     eng_ids_init(&r.ids, r.count_max + 1);

@@ -27,6 +27,10 @@ eng_codec_digest(const eng_codec *codec); /* of tokenizer and template: keys sto
 base_code eng_codec_render(const eng_codec *codec, eng_prompt *out, const eng_chat *chat,
                            uint32_t token_max, uint32_t window, base_buf *text, base_arena *arena,
                            base_err *err);
+/* As eng_run_seen in engine.h. */
+bool eng_codec_run_seen(const eng_codec *codec, uint32_t *seen, eng_text *rest,
+                        const int32_t *tokens, uint32_t token_count, eng_text reasoning,
+                        eng_text text);
 /* Tokens that force a call once visible text may begin: separator, `<tool_call>`, newline,
  * separator, `<invoke name="` and, if `name` is not empty, NAME`">`. Written to the arena. */
 base_code eng_codec_force(const eng_codec *codec, int32_t **tokens, uint32_t *token_count,

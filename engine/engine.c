@@ -291,6 +291,12 @@ base_code eng_detokenize(const eng_engine *engine, base_buf *out, const int32_t 
     return out->failed ? base_fail(err, BASE_NOMEM, "out of memory for text") : BASE_OK;
 }
 
+bool eng_run_seen(const eng_engine *engine, uint32_t *seen, eng_text *rest, const int32_t *tokens,
+                  uint32_t token_count, eng_text reasoning, eng_text text)
+{
+    return eng_codec_run_seen(engine->codec, seen, rest, tokens, token_count, reasoning, text);
+}
+
 /* ---- start and stop ---- */
 
 static base_code load_text(eng_engine *engine, base_err *err)

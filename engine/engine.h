@@ -41,9 +41,11 @@ typedef struct eng_item {
     uint32_t call_count;
     /* Exact tokens of an assistant item that this engine generated: what followed `]~b]ai\n` up to
      * and including the end-of-turn token (or where it was cut; the codec closes it). When set,
-     * nothing of the item is rendered. */
+     * nothing of the item is rendered but `rest`, which follows the tokens: text that a client
+     * returned of a run beyond its last whole token, see eng_run_seen. */
     const int32_t *tokens;
     uint32_t token_count;
+    eng_text rest;
 } eng_item;
 
 typedef enum eng_thinking {
@@ -63,6 +65,10 @@ typedef struct eng_chat {
     eng_text effort; /* absent: no effort line */
     bool no_generation_prompt;
     bool continue_last; /* the last assistant item is left open for the model to go on */
+    /* If not NULL, these tokens stand for all that comes before items[0], an assistant's with
+     * `tokens`, and for the beginning of its turn: nothing of that is rendered again. */
+    const int32_t *prefix;
+    uint32_t prefix_count;
 } eng_chat;
 
 typedef struct eng_prompt {
@@ -87,6 +93,14 @@ base_code eng_tokenize(const eng_engine *engine, int32_t **tokens, uint32_t *tok
 /* Appends the bytes of tokens (may end inside a character). Unknown ids: BASE_INVALID. */
 base_code eng_detokenize(const eng_engine *engine, base_buf *out, const int32_t *tokens,
                          uint32_t token_count, base_err *err);
+
+/* How much of a run (as eng_item.tokens) a client has that returns the beginning of its text: the
+ * first `*seen` tokens lie wholly inside, `*rest` is what `text` has beyond them (borrowed from
+ * it). A text that ends inside the reasoning is `reasoning`, with `text` empty; otherwise the
+ * reasoning of the run counts as seen. White space before the run's text is passed over. False if
+ * the text is not the beginning of what the run says. Thread: any. */
+bool eng_run_seen(const eng_engine *engine, uint32_t *seen, eng_text *rest, const int32_t *tokens,
+                  uint32_t token_count, eng_text reasoning, eng_text text);
 
 /* ---- requests ---- */
 

@@ -453,6 +453,85 @@ static const char *spliced(rig *r, const char *run, bool specials, bool open)
     return strstr(r->text.data, "]~b]user\nq[e~[\n]~b]ai\n") + strlen("]~b]user\nq[e~[\n]~b]ai\n");
 }
 
+/* What a client that was interrupted returns: the tokens it saw whole, and what it saw beyond. */
+Test(eng_codec, a_text_that_begins_a_run_takes_the_tokens_inside_it)
+{
+    static const struct {
+        const char *run, *reasoning, *text;
+        const char *seen, *rest; /* NULL: not the beginning */
+    } rows[] = {
+        {"<mm:think>why</mm:think>because[e~[", "", "beca", "<mm:think>why</mm:think>beca", ""},
+        {"<mm:think>why</mm:think>because[e~[", "", "because", "<mm:think>why</mm:think>because",
+         ""},
+        {"<mm:think>why</mm:think>\n\nbecause[e~[", "", "be", "<mm:think>why</mm:think>\n\nbe", ""},
+        {"</mm:think>because", "", "bec", "</mm:think>bec", ""},
+        {"because", "", "bec", "bec", ""},
+        {"<mm:think>why</mm:think>because[e~[", "wh", "", "<mm:think>wh", ""},
+        {"<mm:think>why</mm:think>because[e~[", "", "because of", NULL, NULL},
+        {"<mm:think>why</mm:think>because[e~[", "", "bet", NULL, NULL},
+        {"<mm:think>why</mm:think>because[e~[", "who", "", NULL, NULL},
+        {"<mm:think>why", "", "why", NULL, NULL},
+        {"<mm:think>why", "", "", NULL, NULL},
+        {"because", "beca", "", NULL, NULL},
+        {"", "", "a", NULL, NULL},
+    };
+    rig r = make_rig(SMALL_TOKENIZER, "I");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        eng_ids ids;
+        eng_ids_init(&ids, 0);
+        eng_tok_encode(r.tok, &ids, rows[i].run, strlen(rows[i].run), true, NULL);
+        eng_text reasoning = {rows[i].reasoning, strlen(rows[i].reasoning)};
+        eng_text text = {rows[i].text, strlen(rows[i].text)}, rest = {0};
+        uint32_t seen = 0;
+        bool begins = eng_codec_run_seen(r.codec, &seen, &rest, ids.data, (uint32_t)ids.count,
+                                         reasoning, text);
+        cr_assert_eq(begins, rows[i].seen != NULL, "row %zu", i);
+        if (begins) {
+            base_buf said;
+            base_buf_init(&said, 0);
+            for (uint32_t k = 0; k < seen; k++) {
+                size_t length;
+                const char *bytes = eng_tok_bytes(r.tok, ids.data[k], &length);
+                base_buf_add(&said, bytes, length);
+            }
+            cr_assert_eq(said.length, strlen(rows[i].seen), "row %zu", i);
+            cr_assert_eq(memcmp(said.data, rows[i].seen, said.length), 0, "row %zu", i);
+            cr_assert_eq(rest.length, strlen(rows[i].rest), "row %zu", i);
+            base_buf_deinit(&said);
+        }
+        eng_ids_deinit(&ids);
+    }
+    /* A text that ends inside a token leaves that part to be rendered, behind the tokens. */
+    int32_t hello = -1;
+    for (int32_t id = 0; hello < 0 && id < 2000; id++) {
+        size_t length;
+        const char *bytes = eng_tok_bytes(r.tok, id, &length);
+        if (bytes != NULL && length == 2)
+            hello = id;
+    }
+    cr_assert_geq(hello, 0, "the tokenizer has a token of two bytes");
+    size_t length;
+    const char *bytes = eng_tok_bytes(r.tok, hello, &length);
+    int32_t run[] = {'x', hello};
+    eng_ids ids;
+    eng_ids_init(&ids, 0);
+    eng_tok_encode(r.tok, &ids, "x", 1, false, NULL);
+    run[0] = ids.data[0];
+    eng_ids_deinit(&ids);
+    char part[2] = {'x', bytes[0]};
+    uint32_t seen;
+    eng_text rest;
+    cr_assert(
+        eng_codec_run_seen(r.codec, &seen, &rest, run, 2, (eng_text){"", 0}, (eng_text){part, 2}));
+    cr_assert_eq(seen, 1);
+    cr_assert_eq(rest.length, 1);
+    eng_item items[] = {
+        {.role = ENG_ROLE_ASSISTANT, .tokens = run, .token_count = seen, .rest = rest}};
+    render(&r, (eng_chat){.items = items, .item_count = 1, .no_generation_prompt = true});
+    cr_assert_eq(r.text.data[r.text.length - strlen("[e~[\n") - 1], bytes[0]);
+    end_rig(&r);
+}
+
 Test(eng_codec, splices_a_whole_run_as_it_is)
 {
     rig r = make_rig(SMALL_TOKENIZER, "I");
@@ -514,6 +593,49 @@ Test(eng_codec, closes_a_run_that_was_cut)
         snprintf(want, sizeof want, "%s%s[e~[\n", cut[i][0], cut[i][1]);
         expect_text(spliced(&r, cut[i][0], true, false), want);
     }
+    end_rig(&r);
+}
+
+/* What comes behind a known prefix is rendered as it is behind the items themselves, wherever the
+ * run between them was cut. */
+Test(eng_codec, goes_on_behind_a_known_prefix)
+{
+    rig r = make_rig(SMALL_TOKENIZER, "I");
+    static const char run[] = "<mm:think>hello" NS "<tool_call>\n" NS "<invoke name=\"f\">" NS
+                              "</invoke>\n" NS "</tool_call>[e~[";
+    eng_ids ids;
+    eng_ids_init(&ids, 0);
+    eng_tok_encode(r.tok, &ids, run, sizeof run - 1, true, NULL);
+    for (uint32_t count = 1; count <= ids.count; count++) {
+        eng_item items[] = {user("q"),
+                            {.role = ENG_ROLE_ASSISTANT, .tokens = ids.data, .token_count = count},
+                            {.role = ENG_ROLE_TOOL, .text = {"12", 2}},
+                            user("z")};
+        int32_t whole[2048], first[2048];
+        render(&r, (eng_chat){.items = items, .item_count = 4});
+        uint32_t whole_count = r.prompt.token_count, end = r.prompt.item_end[3];
+        cr_assert_leq(whole_count, 2048);
+        memcpy(whole, r.prompt.tokens, whole_count * sizeof *whole);
+        /* Everything but the run and what follows. */
+        render(&r, (eng_chat){.items = items, .item_count = 1});
+        uint32_t first_count = r.prompt.token_count;
+        memcpy(first, r.prompt.tokens, first_count * sizeof *first);
+        render(&r, (eng_chat){.items = items + 1,
+                              .item_count = 3,
+                              .prefix = first,
+                              .prefix_count = first_count});
+        cr_assert_eq(r.prompt.token_count, whole_count);
+        cr_assert_eq(memcmp(r.prompt.tokens, whole, whole_count * sizeof *whole), 0);
+        cr_assert_eq(r.prompt.item_end[2], end);
+    }
+    eng_item no_run = user("q");
+    cr_assert_eq(
+        render_within(
+            &r,
+            (eng_chat){.items = &no_run, .item_count = 1, .prefix = ids.data, .prefix_count = 1}, 0,
+            1000),
+        BASE_INVALID);
+    eng_ids_deinit(&ids);
     end_rig(&r);
 }
 
