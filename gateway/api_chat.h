@@ -15,7 +15,5 @@ void gw_api_chat_handle(gw_app *app, gw_exchange *exchange);
 base_code gw_chat_parse(gw_turn *turn, base_err *err);
 base_code gw_chat_check(gw_turn *turn, base_err *err);
 void gw_chat_deinit(gw_turn *turn);
-/* From turn->json: temperature to stop, without logprobs, which has other forms elsewhere. */
-base_code gw_chat_read_sampling(gw_turn *turn, base_err *err);
 /* Appends `"usage":{…}`. */
 void gw_chat_put_usage(const gw_turn *turn, base_buf *out);

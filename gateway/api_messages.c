@@ -18,8 +18,6 @@
  * history are passed over. Refused by name: images, documents that are not text, output formats. */
 #include "gateway/api_messages.h"
 
-#include <ctype.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,17 +25,15 @@
 #include "engine/base/json.h"
 #include "engine/base/num.h"
 #include "engine/base/utf8.h"
-#include "gateway/body.h"
+#include "gateway/dialect.h"
 #include "gateway/seal.h"
-#include "gateway/turn.h"
 
-#define PATH_BYTES 96
-#define NAME_BYTES_MAX 256
-#define TOOL_NAME_MAX 128
 #define STOPS_MAX 64
-#define STOP_BYTES_MAX 1024
 #define USER_ID_BYTES_MAX 512
 #define ROUTE "/v1/messages"
+
+/* Tools of types with a version's date are run by the vendor's servers. */
+static const gw_tool_form tool_form = {.schema = "input_schema"};
 
 typedef enum block_kind { BLOCK_THINKING, BLOCK_TEXT, BLOCK_CALL } block_kind;
 
@@ -64,44 +60,6 @@ static messages *state(gw_turn *turn)
 
 /* ---- reading ---- */
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        base_code code_ = (call);                                                                  \
-        if (code_)                                                                                 \
-            return code_;                                                                          \
-    } while (0)
-
-static base_code no_memory(base_err *err)
-{
-    return base_fail(err, BASE_NOMEM, "no memory for the request");
-}
-
-/* The path of a field, for errors. */
-static void name_path(char out[PATH_BYTES], const char *fmt, ...)
-    __attribute__((format(printf, 2, 3)));
-static void name_path(char out[PATH_BYTES], const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(out, PATH_BYTES, fmt, args);
-    va_end(args);
-}
-
-static int shown(const char *text, size_t max)
-{
-    return (int)base_utf8_complete(text, strnlen(text, max));
-}
-
-/* A buffer's bytes in the arena; frees the buffer. */
-static base_code keep(gw_turn *turn, eng_text *out, base_buf *buf, base_err *err)
-{
-    char *text =
-        buf->failed ? NULL : base_arena_copy(turn->arena, buf->data ? buf->data : "", buf->length);
-    *out = (eng_text){text, buf->length};
-    base_buf_deinit(buf);
-    return text ? BASE_OK : no_memory(err);
-}
-
 /* Appends system text without its billing lines: `x-anthropic-billing-header: …` up to the end of
  * the line. Its value changes with every request and would cost the whole cached prefix. */
 static void add_system(base_buf *out, eng_text text)
@@ -126,20 +84,20 @@ static base_code read_type(const char **type, const json_t *item, const char *pa
 {
     if (!json_is_object(item))
         return gw_wrong_type(path, "", "an object", item, err);
-    TRY(gw_read_name(type, item, path, "type", NAME_BYTES_MAX, err));
+    GW_TRY(gw_read_name(type, item, path, "type", GW_NAME_BYTES_MAX, err));
     return *type ? BASE_OK : gw_wrong_type(path, "type", "a string", NULL, err);
 }
 
 static base_code no_text_kind(const char *type, const char *path, base_err *err)
 {
-    char param[PATH_BYTES];
-    name_path(param, "%s.type", path);
+    char param[GW_PATH_BYTES];
+    gw_name_path(param, "%s.type", path);
     if (strcmp(type, "image") == 0 || strcmp(type, "document") == 0)
         return base_fail_param(err, BASE_UNSUPPORTED, param,
                                "%s: this model reads text only, it takes no %s blocks", param,
                                type);
     return base_fail_param(err, BASE_INVALID, param, "%s '%.*s' is no kind of content here", param,
-                           shown(type, 32), type);
+                           gw_shown(type, 32), type);
 }
 
 /* Appends what a block of a user's message or of a tool's result says. */
@@ -147,33 +105,33 @@ static base_code add_block(base_buf *out, const json_t *item, const char *path, 
 {
     const char *type = NULL;
     eng_text text = {0};
-    char where[PATH_BYTES];
-    TRY(read_type(&type, item, path, err));
+    char where[GW_PATH_BYTES];
+    GW_TRY(read_type(&type, item, path, err));
     if (strcmp(type, "text") == 0) {
-        TRY(gw_read_text(&text, item, path, "text", err));
+        GW_TRY(gw_read_text(&text, item, path, "text", err));
         if (!text.data)
             return gw_wrong_type(path, "text", "a string", NULL, err);
     } else if (strcmp(type, "document") == 0) {
         json_t *source;
         const char *kind = NULL;
-        name_path(where, "%s.source", path);
-        TRY(gw_read_object(&source, item, path, "source", err));
-        TRY(gw_read_name(&kind, source, where, "type", NAME_BYTES_MAX, err));
+        gw_name_path(where, "%s.source", path);
+        GW_TRY(gw_read_object(&source, item, path, "source", err));
+        GW_TRY(gw_read_name(&kind, source, where, "type", GW_NAME_BYTES_MAX, err));
         if (!kind || strcmp(kind, "text") != 0)
             return no_text_kind(type, path, err);
-        TRY(gw_read_text(&text, source, where, "data", err));
+        GW_TRY(gw_read_text(&text, source, where, "data", err));
     } else if (strcmp(type, "search_result") == 0) {
         json_t *content;
-        TRY(gw_read_array(&content, item, path, "content", err));
+        GW_TRY(gw_read_array(&content, item, path, "content", err));
         for (size_t i = 0; i < json_array_size(content); i++) {
-            name_path(where, "%s.content[%zu]", path, i);
+            gw_name_path(where, "%s.content[%zu]", path, i);
             text = (eng_text){0};
-            TRY(gw_read_text(&text, json_array_get(content, i), where, "text", err));
+            GW_TRY(gw_read_text(&text, json_array_get(content, i), where, "text", err));
             base_buf_add(out, text.data ? text.data : "", text.length);
         }
         return BASE_OK;
     } else if (strcmp(type, "tool_reference") == 0) {
-        TRY(gw_read_text(&text, item, path, "tool_name", err));
+        GW_TRY(gw_read_text(&text, item, path, "tool_name", err));
     } else {
         return no_text_kind(type, path, err);
     }
@@ -201,8 +159,8 @@ static base_code read_text_content(gw_turn *turn, eng_text *out, const json_t *c
             base_buf_add(&joined, text.data, text.length);
     }
     for (size_t i = 0; i < json_array_size(content) && !code; i++) {
-        char where[PATH_BYTES];
-        name_path(where, "%s[%zu]", path, i);
+        char where[GW_PATH_BYTES];
+        gw_name_path(where, "%s[%zu]", path, i);
         base_buf one;
         base_buf_init(&one, 0);
         code = add_block(&one, json_array_get(content, i), where, err);
@@ -218,7 +176,7 @@ static base_code read_text_content(gw_turn *turn, eng_text *out, const json_t *c
         base_buf_deinit(&joined);
         return code;
     }
-    return keep(turn, out, &joined, err);
+    return gw_keep(turn, out, &joined, err);
 }
 
 /* Ids of calls are minted as "call_…" for all dialects and shown here as "toolu_…", which some
@@ -251,16 +209,17 @@ static base_code read_result(gw_turn *turn, item_list *list, const json_t *item,
 {
     const char *id = NULL;
     bool error = false;
-    char where[PATH_BYTES];
-    TRY(gw_read_name(&id, item, path, "tool_use_id", NAME_BYTES_MAX, err));
+    char where[GW_PATH_BYTES];
+    GW_TRY(gw_read_name(&id, item, path, "tool_use_id", GW_NAME_BYTES_MAX, err));
     if (!id)
         return gw_wrong_type(path, "tool_use_id", "a string", NULL, err);
     /* The result's own words say what went wrong; the template has no place for the mark. */
-    TRY(gw_read_bool(&error, NULL, item, path, "is_error", err));
+    GW_TRY(gw_read_bool(&error, NULL, item, path, "is_error", err));
     eng_item *out = &list->items[list->count];
     *out = (eng_item){.role = ENG_ROLE_TOOL};
-    name_path(where, "%s.content", path);
-    TRY(read_text_content(turn, &out->text, json_object_get(item, "content"), where, false, err));
+    gw_name_path(where, "%s.content", path);
+    GW_TRY(
+        read_text_content(turn, &out->text, json_object_get(item, "content"), where, false, err));
     list->ids[list->count++] = read_id(turn, id);
     return BASE_OK;
 }
@@ -280,7 +239,7 @@ static base_code end_text(gw_turn *turn, item_list *list, base_buf *text, bool *
     *open = false;
     eng_item *out = &list->items[list->count++];
     *out = (eng_item){.role = ENG_ROLE_USER};
-    return keep(turn, &out->text, text, err);
+    return gw_keep(turn, &out->text, text, err);
 }
 
 static base_code read_user(gw_turn *turn, item_list *list, const json_t *content, const char *path,
@@ -294,8 +253,8 @@ static base_code read_user(gw_turn *turn, item_list *list, const json_t *content
     for (size_t i = 0; i < json_array_size(content) && !code; i++) {
         const json_t *item = json_array_get(content, i);
         const char *type = NULL;
-        char where[PATH_BYTES];
-        name_path(where, "%s.content[%zu]", path, i);
+        char where[GW_PATH_BYTES];
+        gw_name_path(where, "%s.content[%zu]", path, i);
         code = read_type(&type, item, where, err);
         if (code)
             break;
@@ -316,31 +275,16 @@ static base_code read_user(gw_turn *turn, item_list *list, const json_t *content
     return code;
 }
 
-/* The raw text of an array's next element. */
-static eng_text next_raw(base_json *array)
-{
-    base_json_kind kind = base_json_next(array);
-    if (kind == BASE_JSON_OBJECT_BEGIN || kind == BASE_JSON_ARRAY_BEGIN)
-        base_json_skip(array);
-    return (eng_text){array->raw, array->raw_length};
-}
-
-static void begin_raw(base_json *array, eng_text text)
-{
-    base_json_init(array, text.data, text.length, BASE_JSON_DEPTH_MAX);
-    base_json_next(array);
-}
-
 static base_code read_call(gw_turn *turn, eng_call *out, const json_t *item, eng_text raw,
                            const char *path, base_err *err)
 {
     const char *id = NULL, *name = NULL;
     json_t *input;
-    TRY(gw_read_name(&id, item, path, "id", NAME_BYTES_MAX, err));
-    TRY(gw_read_name(&name, item, path, "name", NAME_BYTES_MAX, err));
+    GW_TRY(gw_read_name(&id, item, path, "id", GW_NAME_BYTES_MAX, err));
+    GW_TRY(gw_read_name(&name, item, path, "name", GW_NAME_BYTES_MAX, err));
     if (!name || !name[0])
         return gw_wrong_type(path, "name", "a string", NULL, err);
-    TRY(gw_read_object(&input, item, path, "input", err));
+    GW_TRY(gw_read_object(&input, item, path, "input", err));
     /* The client's own text: its numbers keep every digit. */
     eng_text arguments = {"{}", 2};
     if (input && !gw_body_member(&arguments, raw.data, raw.length, "input"))
@@ -363,20 +307,20 @@ static base_code read_said(gw_turn *turn, said *out, const json_t *item, eng_tex
 {
     const char *type = NULL;
     eng_text text = {0}, signature = {0};
-    TRY(read_type(&type, item, path, err));
+    GW_TRY(read_type(&type, item, path, err));
     if (strcmp(type, "text") == 0) {
-        TRY(gw_read_text(&text, item, path, "text", err));
+        GW_TRY(gw_read_text(&text, item, path, "text", err));
         if (!text.data)
             return gw_wrong_type(path, "text", "a string", NULL, err);
         base_buf_add(&out->text, text.data, text.length);
     } else if (strcmp(type, "thinking") == 0) {
-        TRY(gw_read_text(&text, item, path, "thinking", err));
-        TRY(gw_read_text(&signature, item, path, "signature", err));
+        GW_TRY(gw_read_text(&text, item, path, "thinking", err));
+        GW_TRY(gw_read_text(&signature, item, path, "signature", err));
         base_buf_add(&out->reasoning, text.data ? text.data : "", text.length);
         if (!text.length)
             out->link = signature;
     } else if (strcmp(type, "tool_use") == 0) {
-        TRY(read_call(turn, &out->calls[out->call_count], item, raw, path, err));
+        GW_TRY(read_call(turn, &out->calls[out->call_count], item, raw, path, err));
         out->call_count++;
     }
     /* All else was said by a server of the vendor, or is redacted. */
@@ -389,22 +333,22 @@ static base_code read_assistant(gw_turn *turn, item_list *list, const json_t *co
     size_t count = json_array_size(content);
     said s = {.calls = base_arena_calloc(turn->arena, base_max(count, 1), sizeof *s.calls)};
     base_json array;
-    base_code code = s.calls ? BASE_OK : no_memory(err);
+    base_code code = s.calls ? BASE_OK : gw_no_memory(err);
     eng_text raw_content = {"[]", 2};
     gw_body_member(&raw_content, raw.data, raw.length, "content");
-    begin_raw(&array, raw_content);
+    gw_raw_begin(&array, raw_content);
     for (size_t i = 0; i < count && !code; i++) {
-        char where[PATH_BYTES];
-        name_path(where, "%s.content[%zu]", path, i);
-        code = read_said(turn, &s, json_array_get(content, i), next_raw(&array), where, err);
+        char where[GW_PATH_BYTES];
+        gw_name_path(where, "%s.content[%zu]", path, i);
+        code = read_said(turn, &s, json_array_get(content, i), gw_raw_next(&array), where, err);
     }
     eng_item *out = &list->items[list->count];
     *out = (eng_item){.role = ENG_ROLE_ASSISTANT, .calls = s.calls, .call_count = s.call_count};
     bool thought = s.reasoning.length > 0;
     if (!code)
-        code = keep(turn, &out->text, &s.text, err);
+        code = gw_keep(turn, &out->text, &s.text, err);
     if (!code && thought)
-        code = keep(turn, &out->reasoning, &s.reasoning, err);
+        code = gw_keep(turn, &out->reasoning, &s.reasoning, err);
     if (!thought)
         state(turn)->links[list->count] = s.link;
     list->count++;
@@ -416,13 +360,13 @@ static base_code read_assistant(gw_turn *turn, item_list *list, const json_t *co
 static base_code read_message(gw_turn *turn, item_list *list, const json_t *message, size_t index,
                               base_err *err)
 {
-    char path[PATH_BYTES], where[PATH_BYTES];
+    char path[GW_PATH_BYTES], where[GW_PATH_BYTES];
     const char *role = NULL;
-    eng_text raw = next_raw(&state(turn)->raw);
-    name_path(path, "messages[%zu]", index);
+    eng_text raw = gw_raw_next(&state(turn)->raw);
+    gw_name_path(path, "messages[%zu]", index);
     if (!json_is_object(message))
         return gw_wrong_type(path, "", "an object", message, err);
-    TRY(gw_read_name(&role, message, path, "role", NAME_BYTES_MAX, err));
+    GW_TRY(gw_read_name(&role, message, path, "role", GW_NAME_BYTES_MAX, err));
     if (!role)
         return gw_wrong_type(path, "role", "a string", NULL, err);
     const json_t *content = json_object_get(message, "content");
@@ -432,18 +376,18 @@ static base_code read_message(gw_turn *turn, item_list *list, const json_t *mess
     eng_item *out = &list->items[list->count];
     if (strcmp(role, "system") == 0 || strcmp(role, "developer") == 0) {
         /* In its own place: moved to the front it would change the prefix of all that was said. */
-        name_path(where, "%s.content", path);
+        gw_name_path(where, "%s.content", path);
         *out = (eng_item){.role = ENG_ROLE_SYSTEM};
-        TRY(read_text_content(turn, &out->text, content, where, true, err));
+        GW_TRY(read_text_content(turn, &out->text, content, where, true, err));
         list->count += out->text.length > 0;
         return BASE_OK;
     }
     bool user = strcmp(role, "user") == 0;
     if (!user && strcmp(role, "assistant") != 0) {
-        name_path(where, "%s.role", path);
+        gw_name_path(where, "%s.role", path);
         return base_fail_param(err, BASE_INVALID, where,
                                "%s '%.*s' is not one of user, assistant, system", where,
-                               shown(role, 32), role);
+                               gw_shown(role, 32), role);
     }
     if (json_is_array(content))
         return user ? read_user(turn, list, content, path, err)
@@ -456,7 +400,7 @@ static base_code read_message(gw_turn *turn, item_list *list, const json_t *mess
 static base_code read_messages(gw_turn *turn, eng_text raw, base_err *err)
 {
     json_t *array;
-    TRY(gw_read_array(&array, turn->json, "", "messages", err));
+    GW_TRY(gw_read_array(&array, turn->json, "", "messages", err));
     size_t count = json_array_size(array), room = count + 1;
     if (!count)
         return base_fail_param(err, BASE_INVALID, "messages",
@@ -467,15 +411,15 @@ static base_code read_messages(gw_turn *turn, eng_text raw, base_err *err)
                       .ids = base_arena_calloc(turn->arena, room, sizeof *list.ids)};
     state(turn)->links = base_arena_calloc(turn->arena, room, sizeof *state(turn)->links);
     if (!list.items || !list.ids || !state(turn)->links)
-        return no_memory(err);
-    begin_raw(&state(turn)->raw, raw);
+        return gw_no_memory(err);
+    gw_raw_begin(&state(turn)->raw, raw);
     eng_item *system = &list.items[0];
     system->role = ENG_ROLE_SYSTEM;
-    TRY(read_text_content(turn, &system->text, json_object_get(turn->json, "system"), "system",
-                          true, err));
+    GW_TRY(read_text_content(turn, &system->text, json_object_get(turn->json, "system"), "system",
+                             true, err));
     list.count = system->text.length > 0;
     for (size_t i = 0; i < count; i++)
-        TRY(read_message(turn, &list, json_array_get(array, i), i, err));
+        GW_TRY(read_message(turn, &list, json_array_get(array, i), i, err));
     if (!list.count)
         return base_fail_param(err, BASE_INVALID, "messages", "messages hold no text at all");
     gw_order_results(list.items, list.ids, list.count);
@@ -490,106 +434,14 @@ static base_code read_messages(gw_turn *turn, eng_text raw, base_err *err)
 
 /* ---- tools ---- */
 
-static bool good_tool_name(const char *name)
-{
-    size_t length = strlen(name);
-    bool good = length > 0 && length <= TOOL_NAME_MAX;
-    for (size_t i = 0; good && i < length; i++)
-        good = isalnum((unsigned char)name[i]) || strchr("_-.:", name[i]);
-    return good;
-}
-
-static bool is_server_tool(const json_t *tool)
-{
-    const char *type = json_string_value(json_object_get(tool, "type"));
-    return type && strcmp(type, "custom") != 0 && strcmp(type, "function") != 0;
-}
-
-/* One tool as a function object, its parts in the client's own words and in the order in which the
- * other dialects' clients send them, so that a session may change its dialect and keep its cache.
- */
-static base_code read_tool(gw_turn *turn, eng_text *out, const json_t *tool, eng_text raw,
-                           const char *path, base_err *err)
-{
-    static const char *const parts[][2] = {
-        {"name", "name"}, {"description", "description"}, {"input_schema", "parameters"}};
-    const char *name = NULL;
-    eng_text text = {0};
-    json_t *schema;
-    char where[PATH_BYTES];
-    TRY(gw_read_name(&name, tool, path, "name", NAME_BYTES_MAX, err));
-    if (!name)
-        return gw_wrong_type(path, "name", "a string", NULL, err);
-    if (!good_tool_name(name)) {
-        name_path(where, "%s.name", path);
-        return base_fail_param(err, BASE_INVALID, where,
-                               "%s must have 1 to %d letters, digits, '_', '-', '.' or ':'", where,
-                               TOOL_NAME_MAX);
-    }
-    TRY(gw_read_text(&text, tool, path, "description", err));
-    TRY(gw_read_object(&schema, tool, path, "input_schema", err));
-    base_buf json;
-    base_buf_init(&json, 0);
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        eng_text part;
-        if (!gw_body_member(&part, raw.data, raw.length, parts[i][0]) ||
-            (part.length == 4 && memcmp(part.data, "null", 4) == 0))
-            continue;
-        base_buf_printf(&json, "%s\"%s\":", json.length ? "," : "{", parts[i][1]);
-        base_buf_add(&json, part.data, part.length);
-    }
-    base_buf_puts(&json, "}");
-    return keep(turn, out, &json, err);
-}
-
-static base_code read_tools(gw_turn *turn, eng_text raw, base_err *err)
-{
-    json_t *tools;
-    TRY(gw_read_array(&tools, turn->json, "", "tools", err));
-    size_t count = json_array_size(tools);
-    if (!count)
-        return BASE_OK;
-    eng_text *texts = base_arena_calloc(turn->arena, count, sizeof *texts);
-    if (!texts)
-        return no_memory(err);
-    base_json array;
-    begin_raw(&array, raw);
-    for (size_t i = 0; i < count; i++) {
-        const json_t *tool = json_array_get(tools, i);
-        eng_text one = next_raw(&array), type = {0};
-        char path[PATH_BYTES];
-        name_path(path, "tools[%zu]", i);
-        if (!json_is_object(tool))
-            return gw_wrong_type(path, "", "an object", tool, err);
-        TRY(gw_read_text(&type, tool, path, "type", err));
-        if (is_server_tool(tool))
-            continue; /* run by the vendor's servers; clients offer them unasked */
-        TRY(read_tool(turn, &texts[turn->chat.tool_count], tool, one, path, err));
-        turn->chat.tool_count++;
-    }
-    turn->chat.tools = texts;
-    return BASE_OK;
-}
-
 static base_code read_named(gw_turn *turn, const json_t *choice, base_err *err)
 {
     const char *name = NULL;
-    TRY(gw_read_name(&name, choice, "tool_choice", "name", NAME_BYTES_MAX, err));
+    GW_TRY(gw_read_name(&name, choice, "tool_choice", "name", GW_NAME_BYTES_MAX, err));
     if (!name)
         return gw_wrong_type("tool_choice", "name", "a string", NULL, err);
-    const json_t *tools = json_object_get(turn->json, "tools");
-    for (size_t i = 0; i < json_array_size(tools); i++) {
-        const json_t *tool = json_array_get(tools, i);
-        const char *have = json_string_value(json_object_get(tool, "name"));
-        if (is_server_tool(tool) || !have || strcmp(have, name) != 0)
-            continue;
-        turn->request.tool_choice = ENG_TOOL_NAMED;
-        turn->request.tool_name = (eng_text){have, strlen(have)};
-        return BASE_OK;
-    }
-    return base_fail_param(err, BASE_INVALID, "tool_choice.name",
-                           "tool_choice.name is '%.*s', which is not among the tools",
-                           shown(name, 64), name);
+    turn->request.tool_choice = ENG_TOOL_NAMED;
+    return gw_find_tool(turn, &tool_form, name, "tool_choice.name", err);
 }
 
 static base_code read_tool_choice(gw_turn *turn, base_err *err)
@@ -598,29 +450,19 @@ static base_code read_tool_choice(gw_turn *turn, base_err *err)
     const char *type = NULL;
     bool single = false;
     turn->request.tool_choice = turn->chat.tool_count ? ENG_TOOL_AUTO : ENG_TOOL_NONE;
-    TRY(gw_read_object(&choice, turn->json, "", "tool_choice", err));
+    GW_TRY(gw_read_object(&choice, turn->json, "", "tool_choice", err));
     if (!choice)
         return BASE_OK;
-    TRY(read_type(&type, choice, "tool_choice", err));
-    TRY(gw_read_bool(&single, NULL, choice, "tool_choice", "disable_parallel_tool_use", err));
+    GW_TRY(read_type(&type, choice, "tool_choice", err));
+    GW_TRY(gw_read_bool(&single, NULL, choice, "tool_choice", "disable_parallel_tool_use", err));
     turn->request.call_max = single ? 1 : 0;
-    if (strcmp(type, "auto") == 0)
-        return BASE_OK;
-    if (strcmp(type, "none") == 0) {
-        turn->request.tool_choice = ENG_TOOL_NONE;
-        return BASE_OK;
-    }
+    if (strcmp(type, "auto") == 0 || strcmp(type, "none") == 0 || strcmp(type, "any") == 0)
+        return gw_read_tool_mode(turn, type, "tool_choice", err);
     if (strcmp(type, "tool") == 0)
         return read_named(turn, choice, err);
-    if (strcmp(type, "any") != 0)
-        return base_fail_param(err, BASE_INVALID, "tool_choice.type",
-                               "tool_choice.type '%.*s' is not one of auto, any, tool, none",
-                               shown(type, 32), type);
-    turn->request.tool_choice = ENG_TOOL_REQUIRED;
-    if (!turn->chat.tool_count)
-        return base_fail_param(err, BASE_INVALID, "tool_choice",
-                               "tool_choice asks for a call, but there are no tools");
-    return BASE_OK;
+    return base_fail_param(err, BASE_INVALID, "tool_choice.type",
+                           "tool_choice.type '%.*s' is not one of auto, any, tool, none",
+                           gw_shown(type, 32), type);
 }
 
 /* ---- the other fields ---- */
@@ -631,12 +473,12 @@ static base_code read_thinking(gw_turn *turn, base_err *err)
     const char *type = NULL, *display = NULL;
     int64_t budget = 0;
     turn->chat.thinking = ENG_THINK_DISABLED;
-    TRY(gw_read_object(&thinking, turn->json, "", "thinking", err));
+    GW_TRY(gw_read_object(&thinking, turn->json, "", "thinking", err));
     if (!thinking)
         return BASE_OK;
-    TRY(read_type(&type, thinking, "thinking", err));
-    TRY(gw_read_int(&budget, NULL, thinking, "thinking", "budget_tokens", 0, INT64_MAX, err));
-    TRY(gw_read_name(&display, thinking, "thinking", "display", NAME_BYTES_MAX, err));
+    GW_TRY(read_type(&type, thinking, "thinking", err));
+    GW_TRY(gw_read_int(&budget, NULL, thinking, "thinking", "budget_tokens", 0, INT64_MAX, err));
+    GW_TRY(gw_read_name(&display, thinking, "thinking", "display", GW_NAME_BYTES_MAX, err));
     state(turn)->omit_thinking = display && strcmp(display, "omitted") == 0;
     if (strcmp(type, "enabled") == 0)
         turn->chat.thinking = ENG_THINK_ENABLED;
@@ -645,96 +487,40 @@ static base_code read_thinking(gw_turn *turn, base_err *err)
     else if (strcmp(type, "disabled") != 0)
         return base_fail_param(err, BASE_INVALID, "thinking.type",
                                "thinking.type '%.*s' is not one of enabled, adaptive, disabled",
-                               shown(type, 32), type);
+                               gw_shown(type, 32), type);
     return BASE_OK;
 }
 
 static base_code read_output(gw_turn *turn, base_err *err)
 {
-    static const char *const levels[] = {"low", "medium", "high", "xhigh", "max"};
     json_t *config, *format = NULL, *old_format;
     const char *effort = NULL;
-    TRY(gw_read_object(&config, turn->json, "", "output_config", err));
-    TRY(gw_read_object(&old_format, turn->json, "", "output_format", err));
+    GW_TRY(gw_read_object(&config, turn->json, "", "output_config", err));
+    GW_TRY(gw_read_object(&old_format, turn->json, "", "output_format", err));
     if (config) {
-        TRY(gw_read_name(&effort, config, "output_config", "effort", NAME_BYTES_MAX, err));
-        TRY(gw_read_object(&format, config, "output_config", "format", err));
+        GW_TRY(gw_read_name(&effort, config, "output_config", "effort", GW_NAME_BYTES_MAX, err));
+        GW_TRY(gw_read_object(&format, config, "output_config", "format", err));
     }
     if (format || old_format) {
         const char *param = format ? "output_config.format" : "output_format";
         return base_fail_param(err, BASE_UNSUPPORTED, param, "%s is not offered yet, only text is",
                                param);
     }
-    /* An unknown effort is a hint that nobody understands; no client text lands in the prompt. */
-    for (size_t i = 0; effort && i < sizeof levels / sizeof *levels; i++)
-        if (strcmp(effort, levels[i]) == 0)
-            turn->chat.effort = (eng_text){levels[i], strlen(levels[i])};
+    gw_set_effort(turn, effort);
     return gw_read_bool(&turn->stream, NULL, turn->json, "", "stream", err);
-}
-
-static base_code read_stops(gw_turn *turn, base_err *err)
-{
-    json_t *list;
-    TRY(gw_read_array(&list, turn->json, "", "stop_sequences", err));
-    size_t count = json_array_size(list);
-    if (count > STOPS_MAX)
-        return base_fail_param(err, BASE_INVALID, "stop_sequences",
-                               "stop_sequences has %zu strings, the limit is %d", count, STOPS_MAX);
-    if (!count)
-        return BASE_OK;
-    eng_text *stops = base_arena_calloc(turn->arena, count, sizeof *stops);
-    if (!stops)
-        return no_memory(err);
-    for (size_t i = 0; i < count; i++) {
-        const json_t *text = json_array_get(list, i);
-        char where[PATH_BYTES];
-        name_path(where, "stop_sequences[%zu]", i);
-        if (!json_is_string(text))
-            return gw_wrong_type("", where, "a string", text, err);
-        stops[i] = (eng_text){json_string_value(text), json_string_length(text)};
-        if (!stops[i].length || stops[i].length > STOP_BYTES_MAX)
-            return base_fail_param(err, BASE_INVALID, where, "%s must have 1 to %d bytes", where,
-                                   STOP_BYTES_MAX);
-    }
-    turn->request.stops = stops;
-    turn->request.stop_count = (uint32_t)count;
-    return BASE_OK;
-}
-
-static base_code read_sampling(gw_turn *turn, base_err *err)
-{
-    const json_t *json = turn->json;
-    eng_sampling *sampling = &turn->request.sampling;
-    int64_t number = 0;
-    TRY(gw_read_number(&sampling->temperature, NULL, json, "", "temperature", 0, 2, err));
-    TRY(gw_read_number(&sampling->top_p, NULL, json, "", "top_p", 0, 1, err));
-    TRY(gw_read_int(&number, NULL, json, "", "top_k", -1, INT32_MAX, err));
-    sampling->top_k = number > 0 ? (uint32_t)number : 0;
-    if (sampling->top_p == 0) {
-        /* No mass at all: the most probable token alone. */
-        sampling->top_p = 1;
-        sampling->top_k = 1;
-    }
-    TRY(gw_read_int(&number, &turn->seeded, json, "", "seed", INT64_MIN, INT64_MAX, err));
-    if (turn->seeded)
-        sampling->seed = (uint64_t)number;
-    return read_stops(turn, err);
 }
 
 static base_code read_rest(gw_turn *turn, base_err *err)
 {
     json_t *metadata;
-    const char *label = NULL, *user = NULL;
+    const char *user = NULL;
     eng_text tier = {0};
-    TRY(gw_read_text(&tier, turn->json, "", "service_tier", err));
-    TRY(gw_read_name(&label, turn->json, "", "session_id", NAME_BYTES_MAX, err));
-    if (label && label[0])
-        turn->label = label;
-    TRY(gw_read_text(&turn->cache_salt, turn->json, "", "cache_salt", err));
-    TRY(gw_read_object(&metadata, turn->json, "", "metadata", err));
+    GW_TRY(gw_read_text(&tier, turn->json, "", "service_tier", err));
+    GW_TRY(gw_read_label(turn, err));
+    GW_TRY(gw_read_object(&metadata, turn->json, "", "metadata", err));
     if (!metadata)
         return BASE_OK;
-    TRY(gw_read_name(&user, metadata, "metadata", "user_id", USER_ID_BYTES_MAX, err));
+    GW_TRY(gw_read_name(&user, metadata, "metadata", "user_id", USER_ID_BYTES_MAX, err));
     if (!user)
         return BASE_OK;
     base_buf json;
@@ -743,48 +529,34 @@ static base_code read_rest(gw_turn *turn, base_err *err)
     base_buf_puts(&json, "{\"user_id\":");
     base_buf_json_string(&json, user, strlen(user));
     base_buf_puts(&json, "}");
-    TRY(keep(turn, &text, &json, err));
+    GW_TRY(gw_keep(turn, &text, &json, err));
     turn->metadata = text.data;
     return BASE_OK;
-}
-
-/* The raw array of that name, copied: parsing may rewrite numbers in the body. */
-static base_code keep_raw(gw_turn *turn, eng_text *out, const char *name, base_err *err)
-{
-    eng_text raw;
-    *out = (eng_text){"[]", 2};
-    if (!gw_body_member(&raw, turn->body, turn->body_length, name) || !raw.length ||
-        raw.data[0] != '[')
-        return BASE_OK;
-    *out = (eng_text){base_arena_copy(turn->arena, raw.data, raw.length), raw.length};
-    return out->data ? BASE_OK : no_memory(err);
 }
 
 static base_code parse(gw_turn *turn, base_err *err)
 {
     eng_text tools, list;
-    int64_t max_tokens = 0;
     bool seen = false;
     turn->state_of_dialect = base_arena_calloc(turn->arena, 1, sizeof(messages));
     if (!turn->state_of_dialect)
-        return no_memory(err);
+        return gw_no_memory(err);
     turn->response = gw_id_mint("msg_");
-    TRY(keep_raw(turn, &tools, "tools", err));
-    TRY(keep_raw(turn, &list, "messages", err));
-    TRY(gw_body_parse(&turn->json, turn->body, turn->body_length, err));
-    TRY(gw_read_name(&turn->model, turn->json, "", "model", NAME_BYTES_MAX, err));
-    if (!turn->model)
-        return base_fail_param(err, BASE_INVALID, "model", "model must name the model to use");
-    TRY(gw_read_int(&max_tokens, &seen, turn->json, "", "max_tokens", 1, INT64_MAX, err));
+    GW_TRY(gw_keep_raw(turn, &tools, "tools", err));
+    GW_TRY(gw_keep_raw(turn, &list, "messages", err));
+    GW_TRY(gw_parse_body(turn, err));
+    GW_TRY(gw_read_limit(turn, "max_tokens", &seen, err));
     if (!seen && !turn->dialect->dry)
         return base_fail_param(err, BASE_INVALID, "max_tokens", "max_tokens must be given");
-    turn->request.max_tokens = (uint32_t)base_min(max_tokens, UINT32_MAX);
-    TRY(read_messages(turn, list, err));
-    TRY(read_tools(turn, tools, err));
-    TRY(read_tool_choice(turn, err));
-    TRY(read_sampling(turn, err));
-    TRY(read_thinking(turn, err));
-    TRY(read_output(turn, err));
+    GW_TRY(read_messages(turn, list, err));
+    GW_TRY(gw_read_tools(turn, &tool_form, tools, err));
+    GW_TRY(read_tool_choice(turn, err));
+    GW_TRY(gw_read_sampling_basic(turn, err));
+    json_t *stops;
+    GW_TRY(gw_read_array(&stops, turn->json, "", "stop_sequences", err));
+    GW_TRY(gw_read_stops(turn, "stop_sequences", STOPS_MAX, err));
+    GW_TRY(read_thinking(turn, err));
+    GW_TRY(read_output(turn, err));
     return read_rest(turn, err);
 }
 
@@ -840,20 +612,6 @@ static base_buf *begin_record(gw_turn *turn, const char *event)
     return out;
 }
 
-static void end_record(gw_turn *turn)
-{
-    base_buf *out = &state(turn)->record;
-    base_buf_puts(out, "}\n\n");
-    turn->lossy |= out->failed;
-    if (!out->failed)
-        gw_turn_write(turn, out->data, out->length);
-}
-
-static void put_text(base_buf *out, const char *data, size_t length)
-{
-    base_buf_json_string(out, data ? data : "", length);
-}
-
 /* `"usage":{…`, left open. The three input counts add up to the prompt. */
 static void put_usage(const gw_turn *turn, base_buf *out, uint32_t output_tokens)
 {
@@ -881,7 +639,7 @@ static void put_head(const gw_turn *turn, base_buf *out)
 {
     base_buf_printf(out, "\"id\":\"%s\",\"type\":\"message\",\"role\":\"assistant\",\"model\":",
                     turn->response.text);
-    put_text(out, turn->model, strlen(turn->model));
+    gw_put_string(out, turn->model, strlen(turn->model));
     base_buf_puts(out, ",\"content\":[");
 }
 
@@ -895,6 +653,13 @@ static void put_signature(const gw_turn *turn, base_buf *out)
     char signature[GW_SEAL_TEXT_BYTES + 1];
     gw_seal_turn(turn->app->seal, signature, turn->identity.tenant, &turn->id);
     base_buf_printf(out, "\"signature\":\"%s\"", signature);
+}
+
+static void end_record(gw_turn *turn)
+{
+    base_buf *out = &state(turn)->record;
+    base_buf_puts(out, "}\n\n");
+    gw_write_record(turn, out);
 }
 
 static void open_stream(gw_turn *turn)
@@ -975,7 +740,7 @@ static block *open_block(gw_turn *turn, block_kind kind, const eng_part *p)
         base_buf_puts(out, "\"type\":\"tool_use\",\"id\":");
         put_call_id(out, &turn->calls[p->call]);
         base_buf_puts(out, ",\"name\":");
-        put_text(out, p->text, p->length);
+        gw_put_string(out, p->text, p->length);
         base_buf_puts(out, ",\"input\":{}}");
     }
     end_record(turn);
@@ -1011,7 +776,7 @@ static void part(gw_turn *turn, const eng_part *p)
         begin_delta(turn, "text_delta", "\"text\":");
     else
         begin_delta(turn, "input_json_delta", "\"partial_json\":");
-    put_text(&m->record, p->text, p->length);
+    gw_put_string(&m->record, p->text, p->length);
     end_delta(turn);
 }
 
@@ -1021,19 +786,18 @@ static void put_stop(const gw_turn *turn, base_buf *out)
     const eng_usage *usage = &turn->usage;
     bool window = (uint64_t)usage->prompt_tokens + usage->output_tokens >=
                   eng_get_info(turn->app->engine)->context_max;
-    bool called = turn->call_count && turn->calls[0].whole;
     bool sequence = turn->finish == ENG_FINISH_STOP && turn->stop_index >= 0 &&
                     (uint32_t)turn->stop_index < turn->request.stop_count;
     const char *reason = turn->finish == ENG_FINISH_LENGTH && window
                              ? "model_context_window_exceeded"
-                         : turn->finish == ENG_FINISH_LENGTH          ? "max_tokens"
-                         : sequence                                   ? "stop_sequence"
-                         : turn->finish == ENG_FINISH_CALLS || called ? "tool_use"
-                                                                      : "end_turn";
+                         : turn->finish == ENG_FINISH_LENGTH ? "max_tokens"
+                         : sequence                          ? "stop_sequence"
+                         : gw_turn_called(turn)              ? "tool_use"
+                                                             : "end_turn";
     base_buf_printf(out, "\"stop_reason\":\"%s\",\"stop_sequence\":", reason);
     if (sequence)
-        put_text(out, turn->request.stops[turn->stop_index].data,
-                 turn->request.stops[turn->stop_index].length);
+        gw_put_string(out, turn->request.stops[turn->stop_index].data,
+                      turn->request.stops[turn->stop_index].length);
     else
         base_buf_puts(out, "null");
     base_buf_puts(out, ",\"stop_details\":null");
@@ -1074,20 +838,20 @@ static void put_block(const gw_turn *turn, base_buf *out, const block *b, bool o
 {
     if (b->kind == BLOCK_THINKING) {
         base_buf_puts(out, "{\"type\":\"thinking\",\"thinking\":");
-        put_text(out, omit_thinking ? "" : turn->reasoning.data + b->offset,
-                 omit_thinking ? 0 : b->length);
+        gw_put_string(out, omit_thinking ? "" : turn->reasoning.data + b->offset,
+                      omit_thinking ? 0 : b->length);
         base_buf_puts(out, ",");
         put_signature(turn, out);
     } else if (b->kind == BLOCK_TEXT) {
         base_buf_puts(out, "{\"type\":\"text\",\"text\":");
-        put_text(out, turn->text.data + b->offset, b->length);
+        gw_put_string(out, turn->text.data + b->offset, b->length);
         base_buf_puts(out, ",\"citations\":null");
     } else {
         const gw_turn_call *call = &turn->calls[b->call];
         base_buf_puts(out, "{\"type\":\"tool_use\",\"id\":");
         put_call_id(out, call);
         base_buf_puts(out, ",\"name\":");
-        put_text(out, call->name.data, call->name.length);
+        gw_put_string(out, call->name.data, call->name.length);
         base_buf_puts(out, ",\"input\":");
         put_input(out, &call->arguments);
     }
@@ -1150,8 +914,7 @@ static void fail(gw_turn *turn, const gw_error_row *row, const char *param, cons
     base_buf_puts(out, "event: error\ndata: ");
     gw_error_messages_json(out, own.type, message, turn->request_id);
     base_buf_puts(out, "\n\n");
-    if (!out->failed)
-        gw_turn_write(turn, out->data, out->length);
+    gw_write_record(turn, out);
     gw_turn_stream_end(turn);
 }
 

@@ -13,8 +13,6 @@
  * turn is committed, so that a client never acts on a call that the ledger does not know. */
 #include "gateway/api_responses.h"
 
-#include <ctype.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,15 +21,13 @@
 #include "engine/base/json.h"
 #include "engine/base/num.h"
 #include "engine/base/utf8.h"
-#include "gateway/api_chat.h"
-#include "gateway/body.h"
+#include "gateway/dialect.h"
 #include "gateway/responses_item.h"
 #include "gateway/seal.h"
 
-#define PATH_BYTES 96
-#define NAME_BYTES_MAX 256
-#define TOOL_NAME_MAX 128
-#define METADATA_MAX 16
+/* Hosted tools are left out: clients offer them unasked. */
+static const gw_tool_form tool_form = {.schema = "parameters"};
+
 #define TURN_DIGITS 5 /* where a turn's hex digits begin, behind "turn_" */
 
 /* One output item. `offset` into the turn's text of its kind. */
@@ -62,23 +58,6 @@ static responses *state(gw_turn *turn)
 
 /* ---- reading ---- */
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        base_code code_ = (call);                                                                  \
-        if (code_)                                                                                 \
-            return code_;                                                                          \
-    } while (0)
-
-static base_code no_memory(base_err *err)
-{
-    return base_fail(err, BASE_NOMEM, "no memory for the request");
-}
-
-static int shown(const char *text)
-{
-    return (int)base_utf8_complete(text, strnlen(text, 64));
-}
-
 static base_code not_offered(base_err *err, const char *param)
 {
     return base_fail_param(err, BASE_UNSUPPORTED, param, "%s is not offered yet", param);
@@ -94,158 +73,28 @@ static bool turn_of(gw_id *out, const char *response)
     return true;
 }
 
-/* One tool as a function object in the order in which the other dialects' clients send its parts,
- * so that a session may change its dialect and keep its cache. */
-static base_code read_tool(gw_turn *turn, eng_text *out, const json_t *tool, eng_text raw,
-                           const char *path, base_err *err)
-{
-    static const char *const parts[] = {"name", "description", "parameters"};
-    const char *name = NULL;
-    eng_text description = {0};
-    json_t *parameters;
-    TRY(gw_read_name(&name, tool, path, "name", NAME_BYTES_MAX, err));
-    if (!name)
-        return gw_wrong_type(path, "name", "a string", NULL, err);
-    size_t length = strlen(name);
-    bool good = length && length <= TOOL_NAME_MAX;
-    for (size_t i = 0; i < length; i++)
-        good &= isalnum((unsigned char)name[i]) || strchr("_-.:", name[i]);
-    if (!good) {
-        char where[PATH_BYTES + 8];
-        snprintf(where, sizeof where, "%s.name", path);
-        return base_fail_param(err, BASE_INVALID, where,
-                               "%s must have 1 to %d letters, digits, '_', '-', '.' or ':'", where,
-                               TOOL_NAME_MAX);
-    }
-    TRY(gw_read_text(&description, tool, path, "description", err));
-    TRY(gw_read_object(&parameters, tool, path, "parameters", err));
-    base_buf json;
-    base_buf_init(&json, 0);
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        eng_text part;
-        if (!gw_body_member(&part, raw.data, raw.length, parts[i]) ||
-            (part.length == 4 && memcmp(part.data, "null", 4) == 0))
-            continue;
-        base_buf_printf(&json, "%s\"%s\":", json.length ? "," : "{", parts[i]);
-        base_buf_add(&json, part.data, part.length);
-    }
-    base_buf_puts(&json, "}");
-    char *text = json.failed ? NULL : base_arena_copy(turn->arena, json.data, json.length);
-    *out = (eng_text){text, json.length};
-    base_buf_deinit(&json);
-    return text ? BASE_OK : no_memory(err);
-}
-
-/* `raw` is the text of the array: the schemas' numbers and the order of their members must reach
- * the prompt as the client wrote them. */
-static base_code read_tools(gw_turn *turn, eng_text raw, base_err *err)
-{
-    json_t *tools;
-    TRY(gw_read_array(&tools, turn->json, "", "tools", err));
-    size_t count = json_array_size(tools);
-    if (!count)
-        return BASE_OK;
-    eng_text *texts = base_arena_calloc(turn->arena, count, sizeof *texts);
-    if (!texts)
-        return no_memory(err);
-    base_json json;
-    base_json_init(&json, raw.data, raw.length, BASE_JSON_DEPTH_MAX);
-    base_json_next(&json); /* the array's beginning */
-    for (size_t i = 0; i < count; i++) {
-        const json_t *tool = json_array_get(tools, i);
-        char path[PATH_BYTES];
-        snprintf(path, sizeof path, "tools[%zu]", i);
-        if (!json_is_object(tool))
-            return gw_wrong_type(path, "", "an object", tool, err);
-        if (base_json_next(&json) != BASE_JSON_OBJECT_BEGIN || !base_json_skip(&json))
-            return base_fail_param(err, BASE_INVALID, path, "%s is not well formed", path);
-        eng_text one = {json.raw, json.raw_length};
-        const char *type = NULL;
-        TRY(gw_read_name(&type, tool, path, "type", NAME_BYTES_MAX, err));
-        if (type && strcmp(type, "function") != 0)
-            continue;
-        TRY(read_tool(turn, &texts[turn->chat.tool_count], tool, one, path, err));
-        turn->chat.tool_count++;
-    }
-    turn->chat.tools = texts;
-    return BASE_OK;
-}
-
-static base_code read_mode(gw_turn *turn, const char *mode, base_err *err)
-{
-    eng_tool_choice *choice = &turn->request.tool_choice;
-    if (strcmp(mode, "none") == 0)
-        *choice = ENG_TOOL_NONE;
-    else if (strcmp(mode, "auto") == 0)
-        *choice = turn->chat.tool_count ? ENG_TOOL_AUTO : ENG_TOOL_NONE;
-    else if (strcmp(mode, "required") == 0)
-        *choice = ENG_TOOL_REQUIRED;
-    else
-        return base_fail_param(err, BASE_INVALID, "tool_choice",
-                               "tool_choice '%.*s' is not one of none, auto, required", shown(mode),
-                               mode);
-    if (*choice == ENG_TOOL_REQUIRED && !turn->chat.tool_count)
-        return base_fail_param(err, BASE_INVALID, "tool_choice",
-                               "tool_choice asks for a call, but there are no function tools");
-    return BASE_OK;
-}
-
-static base_code find_tool(gw_turn *turn, const char *name, base_err *err)
-{
-    const json_t *tools = json_object_get(turn->json, "tools");
-    for (size_t i = 0; i < json_array_size(tools); i++) {
-        const json_t *tool = json_array_get(tools, i);
-        const char *type = json_string_value(json_object_get(tool, "type"));
-        const char *have = json_string_value(json_object_get(tool, "name"));
-        if (have && strcmp(have, name) == 0 && (!type || strcmp(type, "function") == 0)) {
-            turn->request.tool_name = (eng_text){have, strlen(have)};
-            return BASE_OK;
-        }
-    }
-    return base_fail_param(err, BASE_INVALID, "tool_choice",
-                           "tool_choice names '%.*s', which is not among the function tools",
-                           shown(name), name);
-}
-
-/* allowed_tools: the prompt keeps all tools, so that its cached prefix stays. One allowed tool that
- * is required becomes a named choice; of several the mode alone is applied. */
-static base_code read_allowed(gw_turn *turn, const json_t *choice, base_err *err)
-{
-    json_t *list;
-    const char *mode = NULL;
-    TRY(gw_read_name(&mode, choice, "tool_choice", "mode", NAME_BYTES_MAX, err));
-    TRY(gw_read_array(&list, choice, "tool_choice", "tools", err));
-    TRY(read_mode(turn, mode ? mode : "auto", err));
-    const char *name = json_string_value(json_object_get(json_array_get(list, 0), "name"));
-    if (json_array_size(list) == 1 && name && turn->request.tool_choice == ENG_TOOL_REQUIRED) {
-        turn->request.tool_choice = ENG_TOOL_NAMED;
-        return find_tool(turn, name, err);
-    }
-    return BASE_OK;
-}
-
 static base_code read_tool_choice(gw_turn *turn, base_err *err)
 {
     responses *r = state(turn);
     r->parallel = true;
-    TRY(gw_read_bool(&r->parallel, NULL, turn->json, "", "parallel_tool_calls", err));
+    GW_TRY(gw_read_bool(&r->parallel, NULL, turn->json, "", "parallel_tool_calls", err));
     turn->request.call_max = r->parallel ? 0 : 1;
     const json_t *choice = json_object_get(turn->json, "tool_choice");
     if (!choice || json_is_null(choice))
-        return read_mode(turn, "auto", err);
+        return gw_read_tool_mode(turn, "auto", "tool_choice", err);
     if (json_is_string(choice))
-        return read_mode(turn, json_string_value(choice), err);
+        return gw_read_tool_mode(turn, json_string_value(choice), "tool_choice", err);
     if (!json_is_object(choice))
         return gw_wrong_type("", "tool_choice", "a string or an object", choice, err);
     const char *type = NULL, *name = NULL;
-    TRY(gw_read_name(&type, choice, "tool_choice", "type", NAME_BYTES_MAX, err));
+    GW_TRY(gw_read_name(&type, choice, "tool_choice", "type", GW_NAME_BYTES_MAX, err));
     if (type && strcmp(type, "allowed_tools") == 0)
-        return read_allowed(turn, choice, err);
-    TRY(gw_read_name(&name, choice, "tool_choice", "name", NAME_BYTES_MAX, err));
+        return gw_read_allowed_tools(turn, &tool_form, choice, err);
+    GW_TRY(gw_read_name(&name, choice, "tool_choice", "name", GW_NAME_BYTES_MAX, err));
     if (!name) /* a hosted tool's form; none of those runs here */
-        return read_mode(turn, "auto", err);
+        return gw_read_tool_mode(turn, "auto", "tool_choice", err);
     turn->request.tool_choice = ENG_TOOL_NAMED;
-    return find_tool(turn, name, err);
+    return gw_find_tool(turn, &tool_form, name, "tool_choice", err);
 }
 
 /* Efforts none and minimal mean no thinking, the others keep the model's mode and become its effort
@@ -253,57 +102,23 @@ static base_code read_tool_choice(gw_turn *turn, base_err *err)
  * system turn. */
 static base_code read_reasoning(gw_turn *turn, base_err *err)
 {
-    static const char *const levels[] = {"low", "medium", "high", "xhigh", "max"};
     json_t *reasoning;
     const char *effort = NULL, *summary = NULL;
-    TRY(gw_read_object(&reasoning, turn->json, "", "reasoning", err));
+    GW_TRY(gw_read_object(&reasoning, turn->json, "", "reasoning", err));
     if (!reasoning)
         return BASE_OK;
-    TRY(gw_read_name(&effort, reasoning, "reasoning", "effort", NAME_BYTES_MAX, err));
-    TRY(gw_read_name(&summary, reasoning, "reasoning", "summary", NAME_BYTES_MAX, err));
+    GW_TRY(gw_read_name(&effort, reasoning, "reasoning", "effort", GW_NAME_BYTES_MAX, err));
+    GW_TRY(gw_read_name(&summary, reasoning, "reasoning", "summary", GW_NAME_BYTES_MAX, err));
     state(turn)->summary = summary && strcmp(summary, "none") != 0;
-    if (!effort)
-        return BASE_OK;
-    if (strcmp(effort, "none") == 0 || strcmp(effort, "minimal") == 0)
-        turn->chat.thinking = ENG_THINK_DISABLED;
-    for (size_t i = 0; i < sizeof levels / sizeof *levels; i++)
-        if (strcmp(effort, levels[i]) == 0)
-            turn->chat.effort = (eng_text){levels[i], strlen(levels[i])};
+    gw_set_effort_or_none(turn, effort);
     return BASE_OK;
-}
-
-static base_code read_metadata(gw_turn *turn, base_err *err)
-{
-    json_t *metadata;
-    TRY(gw_read_object(&metadata, turn->json, "", "metadata", err));
-    if (!metadata)
-        return BASE_OK;
-    if (json_object_size(metadata) > METADATA_MAX)
-        return base_fail_param(err, BASE_INVALID, "metadata",
-                               "metadata has %zu pairs, the limit is %d",
-                               json_object_size(metadata), METADATA_MAX);
-    const char *name;
-    json_t *value;
-    json_object_foreach(metadata, name, value)
-    {
-        if (strlen(name) > 4 * 64 || json_string_length(value) > 4 * 512)
-            return base_fail_param(err, BASE_INVALID, "metadata",
-                                   "metadata: names have at most 64 characters, values 512");
-        if (!json_is_string(value))
-            return gw_wrong_type("", "metadata", "a map of strings", value, err);
-    }
-    char *text = json_dumps(metadata, JSON_COMPACT);
-    if (text)
-        turn->metadata = base_arena_copy(turn->arena, text, strlen(text));
-    free(text);
-    return turn->metadata ? BASE_OK : no_memory(err);
 }
 
 static base_code read_refused(gw_turn *turn, base_err *err)
 {
     const json_t *json = turn->json;
     bool background = false;
-    TRY(gw_read_bool(&background, NULL, json, "", "background", err));
+    GW_TRY(gw_read_bool(&background, NULL, json, "", "background", err));
     if (background)
         return not_offered(err, "background");
     static const char *const members[] = {"conversation", "prompt"};
@@ -314,19 +129,19 @@ static base_code read_refused(gw_turn *turn, base_err *err)
     }
     json_t *text, *format;
     const char *type = NULL, *verbosity = NULL;
-    TRY(gw_read_object(&text, json, "", "text", err));
+    GW_TRY(gw_read_object(&text, json, "", "text", err));
     if (text) {
-        TRY(gw_read_name(&verbosity, text, "text", "verbosity", NAME_BYTES_MAX, err));
-        TRY(gw_read_object(&format, text, "text", "format", err));
+        GW_TRY(gw_read_name(&verbosity, text, "text", "verbosity", GW_NAME_BYTES_MAX, err));
+        GW_TRY(gw_read_object(&format, text, "text", "format", err));
         if (format)
-            TRY(gw_read_name(&type, format, "text.format", "type", NAME_BYTES_MAX, err));
+            GW_TRY(gw_read_name(&type, format, "text.format", "type", GW_NAME_BYTES_MAX, err));
         if (type && strcmp(type, "text") != 0)
             return base_fail_param(err, BASE_UNSUPPORTED, "text.format.type",
                                    "text.format.type '%.*s' is not offered yet, only text is",
-                                   shown(type), type);
+                                   gw_shown(type, 64), type);
     }
     int64_t number = 0;
-    TRY(gw_read_int(&number, NULL, json, "", "top_logprobs", 0, ENG_TOP_LOGPROBS_MAX, err));
+    GW_TRY(gw_read_int(&number, NULL, json, "", "top_logprobs", 0, ENG_TOP_LOGPROBS_MAX, err));
     if (number)
         return not_offered(err, "top_logprobs");
     return BASE_OK;
@@ -337,17 +152,12 @@ static base_code read_rest(gw_turn *turn, base_err *err)
     static const char *const strings[] = {"user",         "safety_identifier",      "truncation",
                                           "service_tier", "prompt_cache_retention", "instructions"};
     const json_t *json = turn->json;
-    for (size_t i = 0; i < sizeof strings / sizeof *strings; i++) {
-        eng_text text = {0};
-        TRY(gw_read_text(&text, json, "", strings[i], err));
-    }
     int64_t number = 0;
-    bool seen = false;
-    TRY(gw_read_int(&number, NULL, json, "", "max_tool_calls", 0, INT64_MAX, err));
-    TRY(gw_read_int(&number, &seen, json, "", "max_output_tokens", 1, INT64_MAX, err));
-    turn->request.max_tokens = seen ? (uint32_t)base_min(number, (int64_t)UINT32_MAX) : 0;
+    GW_TRY(gw_read_hints(turn, strings, sizeof strings / sizeof *strings, err));
+    GW_TRY(gw_read_int(&number, NULL, json, "", "max_tool_calls", 0, INT64_MAX, err));
+    GW_TRY(gw_read_limit(turn, "max_output_tokens", NULL, err));
     json_t *include;
-    TRY(gw_read_array(&include, json, "", "include", err));
+    GW_TRY(gw_read_array(&include, json, "", "include", err));
     for (size_t i = 0; i < json_array_size(include); i++) {
         const char *name = json_string_value(json_array_get(include, i));
         if (!name)
@@ -357,14 +167,10 @@ static base_code read_rest(gw_turn *turn, base_err *err)
             return not_offered(err, "include");
     }
     bool store = true;
-    TRY(gw_read_bool(&store, NULL, json, "", "store", err));
+    GW_TRY(gw_read_bool(&store, NULL, json, "", "store", err));
     turn->retention = store ? GW_RETAIN_KEPT : GW_RETAIN_USAGE;
-    TRY(gw_read_bool(&turn->stream, NULL, json, "", "stream", err));
-    const char *label = NULL;
-    TRY(gw_read_name(&label, json, "", "prompt_cache_key", NAME_BYTES_MAX, err));
-    if (!turn->label && label && label[0])
-        turn->label = label;
-    return gw_read_text(&turn->cache_salt, json, "", "cache_salt", err);
+    GW_TRY(gw_read_bool(&turn->stream, NULL, json, "", "stream", err));
+    return gw_read_label(turn, err);
 }
 
 /* The items of a stored response and all before it, without its instructions, which hold for one
@@ -374,7 +180,7 @@ static base_code read_previous(gw_turn *turn, gw_item_list *list, base_err *err)
     const char *id = NULL;
     char **items;
     uint32_t count;
-    TRY(gw_read_name(&id, turn->json, "", "previous_response_id", NAME_BYTES_MAX, err));
+    GW_TRY(gw_read_name(&id, turn->json, "", "previous_response_id", GW_NAME_BYTES_MAX, err));
     if (!id)
         return BASE_OK;
     gw_id name;
@@ -390,7 +196,7 @@ static base_code read_previous(gw_turn *turn, gw_item_list *list, base_err *err)
     if (code == BASE_NOT_FOUND || (!code && !row.echo)) {
         return gw_turn_reject(turn, err, 400, "invalid_request_error",
                               "previous_response_not_found", "previous_response_id",
-                              "Previous response with id '%.*s' not found.", shown(id), id);
+                              "Previous response with id '%.*s' not found.", gw_shown(id, 64), id);
     }
     if (code)
         return base_fail(err, code, "%s", why.text);
@@ -398,7 +204,7 @@ static base_code read_previous(gw_turn *turn, gw_item_list *list, base_err *err)
     uint32_t first = json_string_length(json_object_get(echo, "instructions")) ? 1 : 0;
     json_decref(echo);
     for (uint32_t i = first; i < count; i++)
-        TRY(gw_items_add_stored(list, items[i], err));
+        GW_TRY(gw_items_add_stored(list, items[i], err));
     return BASE_OK;
 }
 
@@ -415,8 +221,8 @@ static base_code check_answered(const gw_item_list *list, uint32_t before, base_
                      memcmp(list->ids[k].data ? list->ids[k].data : "", id.data, id.length) == 0;
         if (!found)
             return base_fail_param(err, BASE_INVALID, "input",
-                                   "No tool output found for function call %.*s.", shown(id.data),
-                                   id.data);
+                                   "No tool output found for function call %.*s.",
+                                   gw_shown(id.data, 64), id.data);
     }
     return BASE_OK;
 }
@@ -429,17 +235,17 @@ static base_code read_input(gw_turn *turn, base_err *err)
     const json_t *input = json_object_get(turn->json, "input");
     const json_t *instructions = json_object_get(turn->json, "instructions");
     if (json_string_length(instructions))
-        TRY(gw_items_add_system(
+        GW_TRY(gw_items_add_system(
             &list, (eng_text){json_string_value(instructions), json_string_length(instructions)},
             err));
-    TRY(read_previous(turn, &list, err));
+    GW_TRY(read_previous(turn, &list, err));
     before = list.count;
     if (input && !json_is_null(input))
-        TRY(gw_items_read(&list, input, "input", err));
+        GW_TRY(gw_items_read(&list, input, "input", err));
     if (!list.count)
         return base_fail_param(err, BASE_INVALID, "input",
                                "input must be a string or an array of at least one item");
-    TRY(check_answered(&list, before, err));
+    GW_TRY(check_answered(&list, before, err));
     gw_order_results(list.items, list.ids, list.count);
     turn->items = list.items;
     turn->chat.items = list.items;
@@ -496,70 +302,44 @@ static base_code make_echo(gw_turn *turn, base_err *err)
     base_buf_add(&out, "", 1);
     turn->echo = out.failed ? NULL : base_arena_copy(turn->arena, out.data, out.length);
     base_buf_deinit(&out);
-    return r->echo && turn->echo ? BASE_OK : no_memory(err);
+    return r->echo && turn->echo ? BASE_OK : gw_no_memory(err);
 }
 
 static base_code parse(gw_turn *turn, base_err *err)
 {
     responses *r = base_arena_calloc(turn->arena, 1, sizeof *r);
     if (!r)
-        return no_memory(err);
+        return gw_no_memory(err);
     turn->state_of_dialect = r;
     r->stored = json_array();
     snprintf(turn->response.text, sizeof turn->response.text, "resp_%.24s",
              turn->id.text + TURN_DIGITS);
-    /* Before gw_body_parse, which may rewrite numbers. */
-    eng_text tools = {0}, raw;
-    if (gw_body_member(&raw, turn->body, turn->body_length, "tools") && raw.length &&
-        raw.data[0] == '[') {
-        tools = (eng_text){base_arena_copy(turn->arena, raw.data, raw.length), raw.length};
-        if (!tools.data)
-            return no_memory(err);
-    }
-    TRY(gw_body_parse(&turn->json, turn->body, turn->body_length, err));
-    TRY(gw_read_name(&turn->model, turn->json, "", "model", NAME_BYTES_MAX, err));
-    if (!turn->model)
-        return base_fail_param(err, BASE_INVALID, "model", "model must name the model to use");
-    TRY(read_refused(turn, err));
-    TRY(read_tools(turn, tools, err));
-    TRY(read_tool_choice(turn, err));
-    TRY(gw_chat_read_sampling(turn, err));
+    eng_text tools;
+    GW_TRY(gw_keep_raw(turn, &tools, "tools", err));
+    GW_TRY(gw_parse_body(turn, err));
+    GW_TRY(read_refused(turn, err));
+    GW_TRY(gw_read_tools(turn, &tool_form, tools, err));
+    GW_TRY(read_tool_choice(turn, err));
+    GW_TRY(gw_read_sampling(turn, err));
     turn->request.sampling.logprobs = false;
     turn->request.sampling.top_logprobs = 0;
-    TRY(read_reasoning(turn, err));
-    TRY(read_metadata(turn, err));
-    TRY(read_rest(turn, err));
-    TRY(read_input(turn, err));
+    GW_TRY(read_reasoning(turn, err));
+    GW_TRY(gw_read_metadata(turn, err));
+    GW_TRY(read_rest(turn, err));
+    GW_TRY(read_input(turn, err));
     return make_echo(turn, err);
 }
 
-/* Arguments are rendered as parameters, so they must be an object; "" and null are the empty one. A
- * turn that the ledger gave tokens for is not rendered and may hold what it likes. */
 static base_code check(gw_turn *turn, base_err *err)
 {
-    for (uint32_t i = 0; i < turn->chat.item_count; i++) {
-        const eng_item *item = &turn->items[i];
-        for (uint32_t k = 0; !item->tokens && k < item->call_count; k++) {
-            /* calls are const for the engine, but they are this turn's own array. */
-            eng_text *arguments = &((eng_call *)item->calls)[k].arguments;
-            base_json json;
-            base_json_init(&json, arguments->data, arguments->length, BASE_JSON_DEPTH_MAX);
-            base_json_kind first = base_json_next(&json), kind = first;
-            if (arguments->length == 0 || strspn(arguments->data, " \t\r\n") >= arguments->length ||
-                first == BASE_JSON_NULL) {
-                *arguments = (eng_text){"{}", 2};
-                continue;
-            }
-            while (kind != BASE_JSON_END && kind != BASE_JSON_ERROR)
-                kind = base_json_next(&json);
-            if (kind != BASE_JSON_END || first != BASE_JSON_OBJECT_BEGIN)
-                return base_fail_param(err, BASE_INVALID, "input",
-                                       "input: the arguments of a call of '%.*s' must be the JSON "
-                                       "text of an object",
-                                       shown(item->calls[k].name.data), item->calls[k].name.data);
-        }
-    }
-    return BASE_OK;
+    uint32_t item, call;
+    if (!gw_bad_arguments(turn, &item, &call))
+        return BASE_OK;
+    eng_text name = turn->items[item].calls[call].name;
+    return base_fail_param(err, BASE_INVALID, "input",
+                           "input: the arguments of a call of '%.*s' must be the JSON text of an "
+                           "object",
+                           gw_shown(name.data, 64), name.data);
 }
 
 /* ---- objects ---- */
@@ -713,9 +493,7 @@ static void end_event(gw_turn *turn)
 {
     base_buf *out = &state(turn)->record;
     base_buf_puts(out, "}\n\n");
-    turn->lossy |= out->failed;
-    if (!out->failed)
-        gw_turn_write(turn, out->data, out->length);
+    gw_write_record(turn, out);
 }
 
 static void response_event(gw_turn *turn, const char *type, const char *status)
@@ -951,7 +729,7 @@ void gw_api_responses_handle(gw_app *app, gw_exchange *exchange)
 
 static base_code parse_count(gw_turn *turn, base_err *err)
 {
-    TRY(parse(turn, err));
+    GW_TRY(parse(turn, err));
     turn->stream = false;
     return BASE_OK;
 }
@@ -1091,19 +869,19 @@ static base_code fetch_work(fetch *f, base_err *err)
     if (!turn_of(&name, f->response))
         return base_fail(err, BASE_NOT_FOUND, "there is no such response");
     if (f->kind == FETCH_DELETE) {
-        TRY(gw_ledger_forget(f->app->ledger, f->tenant, name.text, err));
+        GW_TRY(gw_ledger_forget(f->app->ledger, f->tenant, name.text, err));
         base_buf_printf(&f->out, "{\"id\":\"%s\",\"object\":\"response\",\"deleted\":true}",
                         f->response);
         return BASE_OK;
     }
-    TRY(gw_ledger_turn(f->app->ledger, &row, f->tenant, name.text, f->arena, err));
+    GW_TRY(gw_ledger_turn(f->app->ledger, &row, f->tenant, name.text, f->arena, err));
     if (!row.echo)
         return base_fail(err, BASE_NOT_FOUND, "there is no such response");
     if (f->kind == FETCH_CANCEL)
         return base_fail_param(err, BASE_INVALID, "background",
                                "only responses in the background can be cancelled");
     put_stored(&f->out, f, &row);
-    return f->out.failed ? no_memory(err) : BASE_OK;
+    return f->out.failed ? gw_no_memory(err) : BASE_OK;
 }
 
 static void fetch_run(gw_job *job)

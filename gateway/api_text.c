@@ -7,23 +7,16 @@
  * of an echoed prompt, which the engine does not keep. */
 #include "gateway/api_text.h"
 
-#include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "engine/base/num.h"
 #include "engine/base/utf8.h"
 #include "gateway/api_chat.h"
-#include "gateway/body.h"
-#include "gateway/tenant.h"
-#include "gateway/turn.h"
+#include "gateway/dialect.h"
 
-#define NAME_BYTES_MAX 256
 #define LOGPROBS_MAX 5           /* the vendor's limit */
 #define OUTPUT_TOKENS_DEFAULT 16 /* the vendor's default */
 #define TOKENS_MAX (1u << 26)    /* of a text that is only counted; bodies are bounded */
-#define REPLACEMENT "\xEF\xBF\xBD"
 
 typedef struct text {
     eng_text prompt; /* NULL data: ids were sent */
@@ -44,45 +37,10 @@ static text *state(gw_turn *turn)
 
 /* ---- reading ---- */
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        base_code code_ = (call);                                                                  \
-        if (code_)                                                                                 \
-            return code_;                                                                          \
-    } while (0)
-
-static base_code no_memory(base_err *err)
-{
-    return base_fail(err, BASE_NOMEM, "no memory for the request");
-}
-
 static base_code make_state(gw_turn *turn, base_err *err)
 {
     turn->state_of_dialect = base_arena_calloc(turn->arena, 1, sizeof(text));
-    return turn->state_of_dialect ? BASE_OK : no_memory(err);
-}
-
-static base_code read_ids(gw_turn *turn, const json_t *list, const char *name, base_err *err)
-{
-    uint32_t vocab = eng_get_info(turn->app->engine)->vocab;
-    text *t = state(turn);
-    size_t count = json_array_size(list);
-    t->tokens = base_arena_calloc(turn->arena, base_max(count, 1), sizeof *t->tokens);
-    if (!t->tokens)
-        return no_memory(err);
-    for (size_t i = 0; i < count; i++) {
-        const json_t *id = json_array_get(list, i);
-        char where[48];
-        snprintf(where, sizeof where, "%s[%zu]", name, i);
-        if (!json_is_integer(id))
-            return gw_wrong_type("", where, "an integer", id, err);
-        if (json_integer_value(id) < 0 || json_integer_value(id) >= vocab)
-            return base_fail_param(err, BASE_INVALID, where, "%s %lld is not a token id below %u",
-                                   where, (long long)json_integer_value(id), vocab);
-        t->tokens[i] = (int32_t)json_integer_value(id);
-    }
-    t->token_count = (uint32_t)count;
-    return BASE_OK;
+    return turn->state_of_dialect ? BASE_OK : gw_no_memory(err);
 }
 
 static base_code read_prompt(gw_turn *turn, base_err *err)
@@ -103,13 +61,14 @@ static base_code read_prompt(gw_turn *turn, base_err *err)
     }
     if (!json_is_array(prompt))
         return gw_wrong_type("", "prompt", "a string or an array of token ids", prompt, err);
-    return read_ids(turn, prompt, "prompt", err);
+    return gw_read_tokens(turn, &state(turn)->tokens, &state(turn)->token_count, prompt, "prompt",
+                          err);
 }
 
 static base_code refuse_many(gw_turn *turn, const char *name, base_err *err)
 {
     int64_t count = 1;
-    TRY(gw_read_int(&count, NULL, turn->json, "", name, 1, 128, err));
+    GW_TRY(gw_read_int(&count, NULL, turn->json, "", name, 1, 128, err));
     if (count > 1)
         return base_fail_param(err, BASE_UNSUPPORTED, name, "%s %lld exceeds the limit of 1", name,
                                (long long)count);
@@ -120,48 +79,41 @@ static base_code read_completion(gw_turn *turn, base_err *err)
 {
     text *t = state(turn);
     const json_t *json = turn->json;
-    int64_t number = OUTPUT_TOKENS_DEFAULT;
+    int64_t number = 0;
     json_t *options;
     eng_text suffix = {0};
-    const char *label = NULL;
-    TRY(gw_read_int(&number, NULL, json, "", "max_tokens", 1, INT64_MAX, err));
-    turn->request.max_tokens = (uint32_t)base_min(number, UINT32_MAX);
-    TRY(refuse_many(turn, "n", err));
-    TRY(refuse_many(turn, "best_of", err));
-    TRY(gw_read_text(&suffix, json, "", "suffix", err));
+    turn->request.max_tokens = OUTPUT_TOKENS_DEFAULT;
+    GW_TRY(gw_read_limit(turn, "max_tokens", NULL, err));
+    GW_TRY(refuse_many(turn, "n", err));
+    GW_TRY(refuse_many(turn, "best_of", err));
+    GW_TRY(gw_read_text(&suffix, json, "", "suffix", err));
     if (suffix.length)
         return base_fail_param(err, BASE_UNSUPPORTED, "suffix",
                                "suffix: this model writes on, it does not fill in");
-    TRY(gw_read_bool(&t->echo, NULL, json, "", "echo", err));
-    number = 0;
-    TRY(gw_read_int(&number, &t->logprobs, json, "", "logprobs", 0, LOGPROBS_MAX, err));
+    GW_TRY(gw_read_bool(&t->echo, NULL, json, "", "echo", err));
+    GW_TRY(gw_read_int(&number, &t->logprobs, json, "", "logprobs", 0, LOGPROBS_MAX, err));
     if (t->echo && t->logprobs)
         return base_fail_param(err, BASE_UNSUPPORTED, "logprobs",
                                "logprobs: the prompt's are not kept, so echo has none to show");
     turn->request.sampling.logprobs = t->logprobs;
     turn->request.sampling.top_logprobs = (uint32_t)number;
     turn->exact_steps = t->logprobs;
-    TRY(gw_read_bool(&turn->stream, NULL, json, "", "stream", err));
-    TRY(gw_read_object(&options, json, "", "stream_options", err));
+    GW_TRY(gw_read_bool(&turn->stream, NULL, json, "", "stream", err));
+    GW_TRY(gw_read_object(&options, json, "", "stream_options", err));
     if (options)
-        TRY(gw_read_bool(&t->include_usage, NULL, options, "stream_options", "include_usage", err));
-    TRY(gw_read_name(&label, json, "", "session_id", NAME_BYTES_MAX, err));
-    if (label && label[0])
-        turn->label = label;
-    return gw_read_text(&turn->cache_salt, json, "", "cache_salt", err);
+        GW_TRY(
+            gw_read_bool(&t->include_usage, NULL, options, "stream_options", "include_usage", err));
+    return gw_read_label(turn, err);
 }
 
 static base_code parse_completion(gw_turn *turn, base_err *err)
 {
-    TRY(make_state(turn, err));
+    GW_TRY(make_state(turn, err));
     turn->response = gw_id_mint("cmpl-");
-    TRY(gw_body_parse(&turn->json, turn->body, turn->body_length, err));
-    TRY(gw_read_name(&turn->model, turn->json, "", "model", NAME_BYTES_MAX, err));
-    if (!turn->model)
-        return base_fail_param(err, BASE_INVALID, "model", "model must name the model to use");
-    TRY(read_prompt(turn, err));
-    TRY(read_completion(turn, err));
-    TRY(gw_chat_read_sampling(turn, err));
+    GW_TRY(gw_parse_body(turn, err));
+    GW_TRY(read_prompt(turn, err));
+    GW_TRY(read_completion(turn, err));
+    GW_TRY(gw_read_sampling(turn, err));
     turn->request.parse = ENG_PARSE_RAW;
     turn->chat.no_generation_prompt =
         true; /* so the ledger keeps it, but as no one's turn to say */
@@ -184,8 +136,8 @@ static base_code check_scope(gw_turn *turn, base_err *err)
     int32_t *plain, *special;
     uint32_t plain_count, special_count;
     eng_text all = {t->bytes.data ? t->bytes.data : "", t->bytes.length};
-    TRY(eng_tokenize(engine, &plain, &plain_count, all, false, TOKENS_MAX, turn->arena, err));
-    TRY(eng_tokenize(engine, &special, &special_count, all, true, TOKENS_MAX, turn->arena, err));
+    GW_TRY(eng_tokenize(engine, &plain, &plain_count, all, false, TOKENS_MAX, turn->arena, err));
+    GW_TRY(eng_tokenize(engine, &special, &special_count, all, true, TOKENS_MAX, turn->arena, err));
     if (same_tokens(plain, plain_count, special, special_count))
         return BASE_OK;
     base_code code = BASE_OK;
@@ -228,7 +180,7 @@ static base_code make_prompt(gw_turn *turn, base_err *err)
 static base_code render_completion(gw_turn *turn, base_err *err)
 {
     uint32_t window = eng_get_info(turn->app->engine)->context_max;
-    TRY(make_prompt(turn, err));
+    GW_TRY(make_prompt(turn, err));
     if (!turn->prompt.token_count)
         return base_fail_param(err, BASE_INVALID, "prompt", "prompt must not be empty");
     if (turn->prompt.token_count >= window)
@@ -248,7 +200,7 @@ static void put_bytes(base_buf *out, const char *bytes, size_t length)
     base_buf_init(&whole, 0);
     for (size_t at = 0; at < length;) {
         size_t width = base_utf8_char(bytes + at, length - at, NULL);
-        base_buf_add(&whole, width ? bytes + at : REPLACEMENT, width ? width : 3);
+        base_buf_add(&whole, width ? bytes + at : GW_REPLACEMENT, width ? width : 3);
         at += width ? width : 1;
     }
     base_buf_json_string(out, whole.data ? whole.data : "", whole.length);
@@ -262,24 +214,6 @@ static size_t characters(const char *bytes, size_t length)
     for (size_t i = 0; i < length; i++)
         count += ((unsigned char)bytes[i] & 0xC0) != 0x80;
     return count;
-}
-
-static void put_ids(base_buf *out, const int32_t *tokens, uint32_t count)
-{
-    base_buf_puts(out, "[");
-    for (uint32_t i = 0; i < count; i++)
-        base_buf_printf(out, "%s%d", i ? "," : "", tokens[i]);
-    base_buf_puts(out, "]");
-}
-
-static void put_head(const gw_turn *turn, base_buf *out)
-{
-    base_buf_printf(out,
-                    "{\"id\":\"%s\",\"object\":\"text_completion\",\"created\":%lld,\"model\":",
-                    turn->response.text, (long long)(turn->created_ms / 1000));
-    base_buf_json_string(out, turn->model, strlen(turn->model));
-    base_buf_printf(out, ",\"system_fingerprint\":\"fp_%.12s\"",
-                    eng_get_info(turn->app->engine)->fingerprint);
 }
 
 static void put_echo(gw_turn *turn, base_buf *out)
@@ -327,11 +261,6 @@ static void put_token(gw_turn *turn, base_buf *out, int32_t token, size_t *count
     base_buf_deinit(&bytes);
 }
 
-static double shown(float logprob)
-{
-    return isfinite(logprob) ? (double)logprob : -9999.0; /* JSON has no infinity */
-}
-
 static void add_logprob(gw_turn *turn, const eng_logprob *logprob)
 {
     text *t = state(turn);
@@ -339,7 +268,7 @@ static void add_logprob(gw_turn *turn, const eng_logprob *logprob)
     size_t count, ignored;
     base_buf_puts(&t->names, comma);
     put_token(turn, &t->names, logprob->token, &count);
-    base_buf_printf(&t->values, "%s%.6g", comma, shown(logprob->logprob));
+    base_buf_printf(&t->values, "%s%.6g", comma, gw_shown_logprob(logprob->logprob));
     base_buf_printf(&t->offsets, "%s%zu", comma, t->offset);
     t->offset += count;
     base_buf_printf(&t->tops, "%s{", comma);
@@ -348,13 +277,13 @@ static void add_logprob(gw_turn *turn, const eng_logprob *logprob)
     for (uint32_t i = 0; i < top; i++) {
         base_buf_puts(&t->tops, i ? "," : "");
         put_token(turn, &t->tops, logprob->top_token[i], &ignored);
-        base_buf_printf(&t->tops, ":%.6g", shown(logprob->top_logprob[i]));
+        base_buf_printf(&t->tops, ":%.6g", gw_shown_logprob(logprob->top_logprob[i]));
         among |= logprob->top_token[i] == logprob->token;
     }
     if (!among) { /* the one that was taken is always there */
         base_buf_puts(&t->tops, top ? "," : "");
         put_token(turn, &t->tops, logprob->token, &ignored);
-        base_buf_printf(&t->tops, ":%.6g", shown(logprob->logprob));
+        base_buf_printf(&t->tops, ":%.6g", gw_shown_logprob(logprob->logprob));
     }
     base_buf_puts(&t->tops, "}");
 }
@@ -376,18 +305,10 @@ static base_buf *begin_record(gw_turn *turn)
 {
     base_buf *out = &state(turn)->record;
     base_buf_clear(out);
-    base_buf_puts(out, "data: ");
-    put_head(turn, out);
+    base_buf_puts(out, "data: {");
+    gw_put_head(turn, out, "text_completion");
     base_buf_puts(out, ",\"choices\":[{\"index\":0,\"text\":");
     return out;
-}
-
-static void write_record(gw_turn *turn)
-{
-    base_buf *out = &state(turn)->record;
-    turn->lossy |= out->failed;
-    if (!out->failed)
-        gw_turn_write(turn, out->data, out->length);
 }
 
 static void end_record(gw_turn *turn, const char *finish)
@@ -403,7 +324,7 @@ static void end_record(gw_turn *turn, const char *finish)
     else
         base_buf_puts(&t->record, ",\"finish_reason\":null}]");
     base_buf_puts(&t->record, t->include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
-    write_record(turn);
+    gw_write_record(turn, &state(turn)->record);
 }
 
 static void open_stream(gw_turn *turn)
@@ -430,20 +351,19 @@ static const char *finish_reason(const gw_turn *turn)
 
 static void finish_stream(gw_turn *turn)
 {
-    static const char done[] = "data: [DONE]\n\n";
     base_buf_puts(begin_record(turn), "\"\"");
     end_record(turn, finish_reason(turn));
     if (state(turn)->include_usage) {
         base_buf *out = &state(turn)->record;
         base_buf_clear(out);
-        base_buf_puts(out, "data: ");
-        put_head(turn, out);
+        base_buf_puts(out, "data: {");
+        gw_put_head(turn, out, "text_completion");
         base_buf_puts(out, ",\"choices\":[],");
         gw_chat_put_usage(turn, out);
         base_buf_puts(out, "}\n\n");
-        write_record(turn);
+        gw_write_record(turn, &state(turn)->record);
     }
-    gw_turn_write(turn, done, sizeof done - 1);
+    gw_write_done(turn);
     gw_turn_stream_end(turn);
 }
 
@@ -471,7 +391,8 @@ static void finish_completion(gw_turn *turn)
     text *t = state(turn);
     base_buf *out = &t->record;
     base_buf_clear(out);
-    put_head(turn, out);
+    base_buf_puts(out, "{");
+    gw_put_head(turn, out, "text_completion");
     base_buf_puts(out, ",\"choices\":[{\"index\":0,\"text\":");
     put_text(turn, out);
     base_buf_puts(out, ",\"logprobs\":");
@@ -484,23 +405,7 @@ static void finish_completion(gw_turn *turn)
 
 static void fail(gw_turn *turn, const gw_error_row *row, const char *param, const char *message)
 {
-    if (!gw_turn_streaming(turn)) {
-        gw_turn_respond_error(turn, row, param, message);
-        return;
-    }
-    base_buf *out = &state(turn)->record;
-    base_buf_clear(out);
-    base_buf_puts(out, "data: ");
-    gw_error_json(out, row->type, row->code, param, message);
-    base_buf_puts(out, "\n\n");
-    write_record(turn);
-    gw_turn_stream_end(turn);
-}
-
-static void ping(gw_turn *turn)
-{
-    static const char comment[] = ": ping\n\n";
-    gw_turn_write(turn, comment, sizeof comment - 1);
+    gw_fail_plain(turn, &state(turn)->record, row, param, message);
 }
 
 static void deinit(gw_turn *turn)
@@ -521,7 +426,7 @@ static const gw_dialect completions = {
     .part = part,
     .finish = finish_completion,
     .fail = fail,
-    .ping = ping,
+    .ping = gw_write_comment,
     .deinit = deinit,
 };
 
@@ -551,7 +456,7 @@ static void write_tokens(gw_turn *turn)
     base_buf_init(&one, 0);
     base_buf_printf(out, "{\"count\":%u,\"max_model_len\":%u,\"tokens\":", prompt->token_count,
                     eng_get_info(engine)->context_max);
-    put_ids(out, prompt->tokens, prompt->token_count);
+    gw_put_ids(out, prompt->tokens, prompt->token_count);
     bool strings = json_is_true(json_object_get(turn->json, "return_token_strs"));
     base_buf_puts(out, strings ? ",\"token_strs\":[" : ",\"token_strs\":null}");
     for (uint32_t i = 0; strings && i < prompt->token_count; i++) {
@@ -579,8 +484,8 @@ static const gw_dialect tokenize_chat = {
 
 static base_code read_model(gw_turn *turn, base_err *err)
 {
-    TRY(gw_body_parse(&turn->json, turn->body, turn->body_length, err));
-    return gw_read_name(&turn->model, turn->json, "", "model", NAME_BYTES_MAX, err);
+    GW_TRY(gw_body_parse(&turn->json, turn->body, turn->body_length, err));
+    return gw_read_name(&turn->model, turn->json, "", "model", GW_NAME_BYTES_MAX, err);
 }
 
 static base_code parse_tokenize(gw_turn *turn, base_err *err)
@@ -591,14 +496,14 @@ static base_code parse_tokenize(gw_turn *turn, base_err *err)
     if (gw_body_member(&raw, turn->body, turn->body_length, "messages")) {
         /* The loop does not look at the dialect while the turn is the worker's. */
         turn->dialect = &tokenize_chat;
-        TRY(gw_chat_parse(turn, err));
+        GW_TRY(gw_chat_parse(turn, err));
         return gw_read_bool(&flag, NULL, turn->json, "", "return_token_strs", err);
     }
-    TRY(make_state(turn, err));
-    TRY(read_model(turn, err));
-    TRY(gw_read_bool(&flag, NULL, turn->json, "", "add_special_tokens", err));
-    TRY(gw_read_bool(&flag, NULL, turn->json, "", "return_token_strs", err));
-    TRY(gw_read_text(&state(turn)->prompt, turn->json, "", "prompt", err));
+    GW_TRY(make_state(turn, err));
+    GW_TRY(read_model(turn, err));
+    GW_TRY(gw_read_bool(&flag, NULL, turn->json, "", "add_special_tokens", err));
+    GW_TRY(gw_read_bool(&flag, NULL, turn->json, "", "return_token_strs", err));
+    GW_TRY(gw_read_text(&state(turn)->prompt, turn->json, "", "prompt", err));
     if (!state(turn)->prompt.data)
         return gw_wrong_type("", "prompt", "a string", NULL, err);
     return BASE_OK;
@@ -625,12 +530,13 @@ static base_code parse_detokenize(gw_turn *turn, base_err *err)
 {
     json_t *tokens;
     turn->model = eng_get_info(turn->app->engine)->name;
-    TRY(make_state(turn, err));
-    TRY(read_model(turn, err));
-    TRY(gw_read_array(&tokens, turn->json, "", "tokens", err));
+    GW_TRY(make_state(turn, err));
+    GW_TRY(read_model(turn, err));
+    GW_TRY(gw_read_array(&tokens, turn->json, "", "tokens", err));
     if (!tokens)
         return gw_wrong_type("", "tokens", "an array of token ids", NULL, err);
-    return read_ids(turn, tokens, "tokens", err);
+    return gw_read_tokens(turn, &state(turn)->tokens, &state(turn)->token_count, tokens, "tokens",
+                          err);
 }
 
 static void write_text(gw_turn *turn)
@@ -668,7 +574,7 @@ static void write_prompt(gw_turn *turn)
     out->failed |= bytes.failed;
     base_buf_deinit(&bytes);
     base_buf_puts(out, ",\"tokens\":");
-    put_ids(out, prompt->tokens, prompt->token_count);
+    gw_put_ids(out, prompt->tokens, prompt->token_count);
     base_buf_printf(out, ",\"known_items\":%u,\"cached_tokens\":%u}", turn->match.spliced,
                     eng_peek_cached(turn->app->engine, turn->request.space, prompt->tokens,
                                     prompt->token_count));

@@ -1,43 +1,12 @@
 #include "gateway/responses_item.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/base/num.h"
 #include "engine/base/utf8.h"
-#include "gateway/body.h"
-
-#define PATH_BYTES 96
-#define NAME_BYTES_MAX 256
-
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        base_code code_ = (call);                                                                  \
-        if (code_)                                                                                 \
-            return code_;                                                                          \
-    } while (0)
-
-static base_code no_memory(base_err *err)
-{
-    return base_fail(err, BASE_NOMEM, "no memory for the request");
-}
-
-static void name_path(char out[PATH_BYTES], const char *fmt, ...)
-    __attribute__((format(printf, 2, 3)));
-static void name_path(char out[PATH_BYTES], const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(out, PATH_BYTES, fmt, args);
-    va_end(args);
-}
-
-static eng_text text_of(const char *text)
-{
-    return (eng_text){text, text ? strlen(text) : 0};
-}
+#include "gateway/dialect.h"
 
 /* ---- the list ---- */
 
@@ -78,7 +47,7 @@ static base_code append(gw_item_list *list, eng_text *to, eng_text more, base_er
     }
     char *text = base_arena_alloc(list->turn->arena, to->length + more.length);
     if (!text)
-        return no_memory(err);
+        return gw_no_memory(err);
     memcpy(text, to->data, to->length);
     if (more.length)
         memcpy(text + to->length, more.data, more.length);
@@ -90,7 +59,7 @@ static base_code add_reasoning(gw_item_list *list, eng_text text, base_err *err)
 {
     const eng_item *last = list->open ? &list->items[list->count - 1] : NULL;
     eng_item *item = assistant(list, last && (last->text.length || last->call_count));
-    return item ? append(list, &item->reasoning, text, err) : no_memory(err);
+    return item ? append(list, &item->reasoning, text, err) : gw_no_memory(err);
 }
 
 static base_code add_said(gw_item_list *list, eng_text text, base_err *err)
@@ -98,20 +67,20 @@ static base_code add_said(gw_item_list *list, eng_text text, base_err *err)
     /* Two messages in a row are two turns; a message behind a call is the same one's. */
     const eng_item *last = list->open ? &list->items[list->count - 1] : NULL;
     eng_item *item = assistant(list, last && last->text.length && !last->call_count);
-    return item ? append(list, &item->text, text, err) : no_memory(err);
+    return item ? append(list, &item->text, text, err) : gw_no_memory(err);
 }
 
 static base_code add_call(gw_item_list *list, eng_call call, base_err *err)
 {
     eng_item *item = assistant(list, false);
     if (!item)
-        return no_memory(err);
+        return gw_no_memory(err);
     uint32_t count = item->call_count;
     eng_call *calls = (eng_call *)item->calls; /* this list's own array */
     if ((count & (count - 1)) == 0) {          /* full: room is a power of two */
         calls = base_arena_calloc(list->turn->arena, count ? count * 2 : 1, sizeof *calls);
         if (!calls)
-            return no_memory(err);
+            return gw_no_memory(err);
         if (count)
             memcpy(calls, item->calls, count * sizeof *calls);
     }
@@ -125,49 +94,19 @@ base_code gw_items_add_system(gw_item_list *list, eng_text text, base_err *err)
 {
     eng_item *item = add(list, ENG_ROLE_SYSTEM);
     if (!item)
-        return no_memory(err);
+        return gw_no_memory(err);
     item->text = text;
     return BASE_OK;
 }
 
 /* ---- contents ---- */
 
-/* A string, or parts whose texts are joined without separator; absent is the empty text. */
 static base_code read_content(gw_item_list *list, eng_text *out, const json_t *object,
                               const char *path, const char *name, base_err *err)
 {
-    const json_t *content = json_object_get(object, name);
-    *out = (eng_text){"", 0};
-    if (!content || json_is_null(content))
-        return BASE_OK;
-    if (json_is_string(content)) {
-        *out = (eng_text){json_string_value(content), json_string_length(content)};
-        return BASE_OK;
-    }
-    if (!json_is_array(content))
-        return gw_wrong_type(path, name, "a string or an array of parts", content, err);
-    for (size_t i = 0; i < json_array_size(content); i++) {
-        const json_t *part = json_array_get(content, i);
-        char where[PATH_BYTES], param[PATH_BYTES + 8];
-        name_path(where, "%s.%s[%zu]", path, name, i);
-        if (!json_is_object(part))
-            return gw_wrong_type(where, "", "an object", part, err);
-        const char *type = NULL;
-        TRY(gw_read_name(&type, part, where, "type", NAME_BYTES_MAX, err));
-        bool refusal = type && strcmp(type, "refusal") == 0;
-        eng_text text = {0};
-        if (type && !refusal && !strstr(type, "text")) {
-            snprintf(param, sizeof param, "%s.type", where);
-            return base_fail_param(err, BASE_UNSUPPORTED, param,
-                                   "%s '%.*s': this model reads text only", param,
-                                   (int)base_utf8_complete(type, strnlen(type, 32)), type);
-        }
-        TRY(gw_read_text(&text, part, where, refusal ? "refusal" : "text", err));
-        if (!text.data)
-            return gw_wrong_type(where, refusal ? "refusal" : "text", "a string", NULL, err);
-        TRY(append(list, out, text, err));
-    }
-    return BASE_OK;
+    char where[GW_PATH_BYTES];
+    gw_name_path(where, "%s.%s", path, name);
+    return gw_read_content(list->turn, out, json_object_get(object, name), where, err);
 }
 
 static base_code read_message(gw_item_list *list, const json_t *item, const char *path,
@@ -175,23 +114,23 @@ static base_code read_message(gw_item_list *list, const json_t *item, const char
 {
     const char *role = NULL;
     eng_text text;
-    TRY(gw_read_name(&role, item, path, "role", NAME_BYTES_MAX, err));
+    GW_TRY(gw_read_name(&role, item, path, "role", GW_NAME_BYTES_MAX, err));
     if (!role)
         return gw_wrong_type(path, "role", "a string", NULL, err);
-    TRY(read_content(list, &text, item, path, "content", err));
+    GW_TRY(read_content(list, &text, item, path, "content", err));
     if (strcmp(role, "assistant") == 0)
         return add_said(list, text, err);
     bool system = strcmp(role, "system") == 0 || strcmp(role, "developer") == 0;
     if (!system && strcmp(role, "user") != 0) {
-        char param[PATH_BYTES + 8];
+        char param[GW_PATH_BYTES + 8];
         snprintf(param, sizeof param, "%s.role", path);
         return base_fail_param(err, BASE_INVALID, param,
                                "%s '%.*s' is not one of system, developer, user, assistant", param,
-                               (int)base_utf8_complete(role, strnlen(role, 32)), role);
+                               gw_shown(role, 32), role);
     }
     eng_item *to = add(list, system ? ENG_ROLE_SYSTEM : ENG_ROLE_USER);
     if (!to)
-        return no_memory(err);
+        return gw_no_memory(err);
     to->text = text;
     return BASE_OK;
 }
@@ -201,26 +140,14 @@ static base_code read_call(gw_item_list *list, const json_t *item, const char *p
 {
     const char *id = NULL, *name = NULL;
     eng_text arguments = {"", 0};
-    TRY(gw_read_name(&id, item, path, "call_id", NAME_BYTES_MAX, err));
-    TRY(gw_read_name(&name, item, path, "name", NAME_BYTES_MAX, err));
+    GW_TRY(gw_read_name(&id, item, path, "call_id", GW_NAME_BYTES_MAX, err));
+    GW_TRY(gw_read_name(&name, item, path, "name", GW_NAME_BYTES_MAX, err));
     if (!name || !name[0])
         return gw_wrong_type(path, "name", "a string", NULL, err);
-    TRY(gw_read_text(&arguments, item, path, custom ? "input" : "arguments", err));
-    if (custom) {
-        /* Free text reads like a call with one argument. */
-        base_buf json;
-        base_buf_init(&json, 0);
-        base_buf_puts(&json, "{\"input\":");
-        base_buf_json_string(&json, arguments.data, arguments.length);
-        base_buf_puts(&json, "}");
-        arguments = (eng_text){
-            json.failed ? NULL : base_arena_copy(list->turn->arena, json.data, json.length),
-            json.length};
-        base_buf_deinit(&json);
-        if (!arguments.data)
-            return no_memory(err);
-    }
-    return add_call(list, (eng_call){text_of(id), text_of(name), arguments}, err);
+    GW_TRY(gw_read_text(&arguments, item, path, custom ? "input" : "arguments", err));
+    if (custom)
+        GW_TRY(gw_custom_arguments(list->turn, &arguments, arguments, err));
+    return add_call(list, (eng_call){gw_text_of(id), gw_text_of(name), arguments}, err);
 }
 
 static base_code read_result(gw_item_list *list, const json_t *item, const char *path,
@@ -228,15 +155,15 @@ static base_code read_result(gw_item_list *list, const json_t *item, const char 
 {
     const char *id = NULL;
     eng_text text;
-    TRY(gw_read_name(&id, item, path, "call_id", NAME_BYTES_MAX, err));
+    GW_TRY(gw_read_name(&id, item, path, "call_id", GW_NAME_BYTES_MAX, err));
     if (!id)
         return gw_wrong_type(path, "call_id", "a string", NULL, err);
-    TRY(read_content(list, &text, item, path, "output", err));
+    GW_TRY(read_content(list, &text, item, path, "output", err));
     eng_item *to = add(list, ENG_ROLE_TOOL);
     if (!to)
-        return no_memory(err);
+        return gw_no_memory(err);
     to->text = text;
-    list->ids[list->count - 1] = text_of(id);
+    list->ids[list->count - 1] = gw_text_of(id);
     return BASE_OK;
 }
 
@@ -246,8 +173,8 @@ static base_code read_reasoning(gw_item_list *list, const json_t *item, const ch
                                 base_err *err)
 {
     eng_text text, summary;
-    TRY(read_content(list, &text, item, path, "content", err));
-    TRY(read_content(list, &summary, item, path, "summary", err));
+    GW_TRY(read_content(list, &text, item, path, "content", err));
+    GW_TRY(read_content(list, &summary, item, path, "summary", err));
     return add_reasoning(list, text.length ? text : summary, err);
 }
 
@@ -259,7 +186,7 @@ static base_code read_reference(gw_item_list *list, const json_t *item, const ch
                                 base_err *err)
 {
     const char *id = NULL;
-    TRY(gw_read_name(&id, item, path, "id", NAME_BYTES_MAX, err));
+    GW_TRY(gw_read_name(&id, item, path, "id", GW_NAME_BYTES_MAX, err));
     if (!id)
         return gw_wrong_type(path, "id", "a string", NULL, err);
     gw_turn *turn = list->turn;
@@ -277,8 +204,7 @@ static base_code read_reference(gw_item_list *list, const json_t *item, const ch
     json_t *answer = !code && row.answer ? json_loads(row.answer, JSON_ALLOW_NUL, NULL) : NULL;
     if (!answer || json_array_append_new(list->stored, answer))
         return gw_turn_reject(turn, err, 404, "invalid_request_error", "item_not_found", path,
-                              "there is no item '%.*s'",
-                              (int)base_utf8_complete(id, strnlen(id, 64)), id);
+                              "there is no item '%.*s'", gw_shown(id, 64), id);
     if (id[0] == 'm' || id[0] == 'r') {
         const json_t *text =
             json_object_get(answer, id[0] == 'm' ? "content" : "reasoning_content");
@@ -294,24 +220,16 @@ static base_code read_reference(gw_item_list *list, const json_t *item, const ch
     const json_t *arguments = json_object_get(function, "arguments");
     if (!called)
         return gw_turn_reject(turn, err, 404, "invalid_request_error", "item_not_found", path,
-                              "there is no item '%.*s'",
-                              (int)base_utf8_complete(id, strnlen(id, 64)), id);
+                              "there is no item '%.*s'", gw_shown(id, 64), id);
     return add_call(list,
-                    (eng_call){text_of(json_string_value(json_object_get(call, "id"))),
-                               text_of(called),
+                    (eng_call){gw_text_of(json_string_value(json_object_get(call, "id"))),
+                               gw_text_of(called),
                                {json_is_string(arguments) ? json_string_value(arguments) : "",
                                 json_string_length(arguments)}},
                     err);
 }
 
 /* ---- the ledger's items ---- */
-
-static eng_text member(const json_t *object, const char *name)
-{
-    const json_t *text = json_object_get(object, name);
-    return (eng_text){json_is_string(text) ? json_string_value(text) : "",
-                      json_string_length(text)};
-}
 
 base_code gw_items_add_stored(gw_item_list *list, const char *json, base_err *err)
 {
@@ -325,14 +243,17 @@ base_code gw_items_add_stored(gw_item_list *list, const char *json, base_err *er
         kind++;
     eng_item *item = add(list, kind);
     if (!item)
-        return no_memory(err);
-    item->text = member(tree, "content");
-    item->reasoning = member(tree, "reasoning_content");
+        return gw_no_memory(err);
+    item->text = gw_text_of_json(json_object_get(tree, "content"));
+    item->reasoning = gw_text_of_json(json_object_get(tree, "reasoning_content"));
     const json_t *calls = json_object_get(tree, "tool_calls");
     for (size_t i = 0; i < json_array_size(calls); i++) {
         const json_t *call = json_array_get(calls, i), *f = json_object_get(call, "function");
-        TRY(add_call(
-            list, (eng_call){member(call, "id"), member(f, "name"), member(f, "arguments")}, err));
+        GW_TRY(add_call(list,
+                        (eng_call){gw_text_of_json(json_object_get(call, "id")),
+                                   gw_text_of_json(json_object_get(f, "name")),
+                                   gw_text_of_json(json_object_get(f, "arguments"))},
+                        err));
     }
     list->open = false; /* it was a whole turn */
     return BASE_OK;
@@ -345,7 +266,7 @@ static base_code read_item(gw_item_list *list, const json_t *item, const char *p
     if (!json_is_object(item))
         return gw_wrong_type(path, "", "an object", item, err);
     const char *type = NULL;
-    TRY(gw_read_name(&type, item, path, "type", NAME_BYTES_MAX, err));
+    GW_TRY(gw_read_name(&type, item, path, "type", GW_NAME_BYTES_MAX, err));
     if (!type) {
         /* Either an easy message or a bare reference. */
         type = json_object_get(item, "role") || !json_object_get(item, "id") ? "message"
@@ -371,16 +292,16 @@ base_code gw_items_read(gw_item_list *list, const json_t *input, const char *pat
     if (json_is_string(input)) {
         eng_item *item = add(list, ENG_ROLE_USER);
         if (!item)
-            return no_memory(err);
+            return gw_no_memory(err);
         item->text = (eng_text){json_string_value(input), json_string_length(input)};
         return BASE_OK;
     }
     if (!json_is_array(input))
         return gw_wrong_type("", path, "a string or an array of items", input, err);
     for (size_t i = 0; i < json_array_size(input); i++) {
-        char where[PATH_BYTES];
-        name_path(where, "%s[%zu]", path, i);
-        TRY(read_item(list, json_array_get(input, i), where, err));
+        char where[GW_PATH_BYTES];
+        gw_name_path(where, "%s[%zu]", path, i);
+        GW_TRY(read_item(list, json_array_get(input, i), where, err));
     }
     return BASE_OK;
 }
