@@ -62,6 +62,14 @@ typedef struct gw_conf {
     char *data_path;
     uint32_t ledger_cached_ttl_s;
 
+    uint32_t sessions_count_max;
+    uint32_t sessions_items_max;
+    uint32_t sessions_queue_max;
+    uint32_t sessions_queue_wait_ms;
+    uint64_t sessions_append_bytes_max;
+    uint64_t sessions_append_bytes_total_max;
+    uint32_t sessions_pin_seconds_max;
+
     base_log_level log_level; /* live: read again on SIGHUP */
     bool log_access;
     char *log_trace_path; /* "": none; one JSON line a finished request */

@@ -124,7 +124,10 @@ typedef struct gw_commit {
     const char *label;          /* session name from the client: a label only */
     const char *request, *response, *dialect, *model, *fingerprint, *numerics;
     const char *metadata; /* JSON */
-    const char *echo;     /* JSON: what the dialect's object repeats of the request */
+    /* A native turn: once it completed, its session's head is here. Other dialects' turns never
+     * move that. */
+    bool moves_head;
+    const char *echo; /* JSON: what the dialect's object repeats of the request */
     const gw_root *root;
     const gw_match *match;
     const eng_item *items;

@@ -357,6 +357,7 @@ static bool store(gw_ledger *ledger, gw_db *c, gw_work *w)
     sqlite3_bind_int64(s, 1, links.session);
     sqlite3_bind_int64(s, 2, sqlite3_last_insert_rowid(c->db));
     sqlite3_bind_int64(s, 3, commit->ended_ms);
+    sqlite3_bind_int(s, 4, commit->moves_head && commit->status == GW_TURN_COMPLETED);
     return gw_db_execute(s);
 }
 

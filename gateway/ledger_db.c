@@ -21,7 +21,9 @@ static const char *const sql_text[GW_SQL_COUNT] = {
     [GW_SQL_SESSION_ADD] =
         "INSERT INTO sessions(tenant, public_key, public, kind, label, model, created_ms, used_ms) "
         "VALUES(?3, ?1, ?2, 0, ?4, ?5, ?6, ?6)",
-    [GW_SQL_SESSION_USE] = "UPDATE sessions SET head=?2, used_ms=?3 WHERE id=?1",
+    [GW_SQL_SESSION_USE] =
+        "UPDATE sessions SET head=CASE WHEN kind<>1 OR ?4 THEN ?2 ELSE head END, "
+        "used_ms=?3 WHERE id=?1",
     [GW_SQL_NODE_FIND] = "SELECT id FROM nodes WHERE key=?1 AND digest=?2 AND tenant=?3",
     [GW_SQL_NODE_ADD] =
         "INSERT INTO nodes(tenant, key, digest, parent, item, run) VALUES(?3, ?1, ?2, ?4, ?5, ?6)",

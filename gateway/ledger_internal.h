@@ -252,7 +252,7 @@ void gw_write_batch(gw_ledger *ledger, gw_commit *commits);
 /* ---- ledger_schema.c ---- */
 
 #define GW_SCHEMA_APPLICATION 0x5748494d /* "WHIM" */
-#define GW_SCHEMA_VERSION 2
+#define GW_SCHEMA_VERSION 3
 /* Creates or migrates. BASE_UNSUPPORTED for a newer one, BASE_FORMAT for a database of something
  * else. */
 base_code gw_schema_migrate(sqlite3 *db, base_err *err);

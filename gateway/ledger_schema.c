@@ -95,6 +95,14 @@ static const char *const migrations[] = {
     "CREATE INDEX turns_expires ON turns(expires_ms) WHERE expires_ms IS NOT NULL;",
     /* 2: what a dialect's object repeats of its request. */
     "ALTER TABLE turns ADD COLUMN echo TEXT;",
+    /* 3: what a native session was made with, where it comes from, how long its pages are pinned.
+     */
+    "ALTER TABLE sessions ADD COLUMN config TEXT;"
+    "ALTER TABLE sessions ADD COLUMN forked_session TEXT;"
+    "ALTER TABLE sessions ADD COLUMN forked_turn TEXT;"
+    "ALTER TABLE sessions ADD COLUMN pinned_ms INTEGER;"
+    "CREATE INDEX sessions_native ON sessions(tenant, id) WHERE kind=1;"
+    "CREATE INDEX sessions_head ON sessions(head) WHERE kind=1;",
 };
 
 _Static_assert(sizeof(migrations) / sizeof(migrations[0]) == GW_SCHEMA_VERSION,

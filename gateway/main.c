@@ -18,6 +18,7 @@
 #include "gateway/bridge.h"
 #include "gateway/conf.h"
 #include "gateway/ledger.h"
+#include "gateway/lock.h"
 #include "gateway/metrics.h"
 #include "gateway/route.h"
 #include "gateway/seal.h"
@@ -128,6 +129,7 @@ static base_code start(gw_app *app, base_err *err)
         (code = gw_tenants_create(&app->tenants, app->ledger, err)) != BASE_OK ||
         (code = check_reach(app, err)) != BASE_OK ||
         (code = gw_bridge_create(&app->bridge, tick_ms, err)) != BASE_OK ||
+        (code = gw_locks_create(&app->locks, conf->sessions_queue_max, err)) != BASE_OK ||
         (code = create_engine(app, err)) != BASE_OK ||
         (code = gw_workers_create(&app->workers, workers, conf->workers_queue_max, err)) !=
             BASE_OK ||
@@ -153,6 +155,7 @@ static void stop(gw_app *app)
     }
     gw_workers_destroy(app->workers);
     gw_server_destroy(app->server);
+    gw_locks_destroy(app->locks);
     eng_destroy(app->engine);
     gw_bridge_destroy(app->bridge);
     gw_tenants_destroy(app->tenants);

@@ -30,6 +30,7 @@
 /* A prompt that is only counted may be longer than any window; its bytes are bounded as all
  * bodies'. */
 #define DRY_TOKENS_MAX (1u << 26)
+#define LOCKED_RETRY_MS 1000
 
 static atomic_uint_fast64_t request_ids = 1;
 
@@ -263,6 +264,12 @@ static void let_go_engine(gw_turn *turn)
     turn->port_open = false;
 }
 
+/* The next turn in line may begin. */
+static void let_go_lock(gw_turn *turn)
+{
+    gw_lock_let_go(turn->app->locks, &turn->lock);
+}
+
 static void free_if_over(gw_turn *turn)
 {
     if (turn->busy || turn->exchange || turn->worker_pending || turn->engine_pending ||
@@ -270,6 +277,7 @@ static void free_if_over(gw_turn *turn)
         return;
     turn->state = GW_TURN_OVER;
     let_go_engine(turn);
+    let_go_lock(turn);
     bool client_gone = atomic_load(&turn->gone);
     int status = client_gone ? 499 : turn->status;
     uint64_t now = base_now_ns();
@@ -312,6 +320,8 @@ static void on_gone(void *ctx)
     /* The worker looks at `gone` after it set `submitted`: one of the two always sees the other. */
     if (atomic_load(&turn->submitted) && !turn->done_seen)
         eng_cancel(turn->app->engine, turn->request.id);
+    if (gw_lock_leave(turn->app->locks, &turn->lock))
+        turn->worker_pending = false;
     free_if_over(turn);
 }
 
@@ -328,6 +338,7 @@ static void on_drained(void *ctx)
 static void tell_end(gw_turn *turn)
 {
     turn->busy++;
+    let_go_lock(turn);
     if (turn->exchange) {
         base_err err = BASE_ERR_INIT;
         switch (turn->finish) {
@@ -446,6 +457,7 @@ static bool begin_commit(gw_turn *turn, uint32_t run_tokens)
         .numerics = info->numerics,
         .metadata = turn->metadata,
         .echo = turn->echo,
+        .moves_head = turn->moves_head,
         .root = &turn->root,
         .match = &turn->match,
         .items = turn->items,
@@ -569,9 +581,36 @@ static void on_event(gw_port *port, const eng_event *event)
     free_if_over(turn);
 }
 
+static base_code locked(gw_turn *turn, base_err *err)
+{
+    base_code code =
+        gw_turn_reject(turn, err, 409, "conflict_error", "conversation_locked", turn->lock_param,
+                       "Another turn of '%s' is still running.", turn->lock_id);
+    turn->error_row.retry_after_ms = LOCKED_RETRY_MS;
+    turn->error_row.should_retry = 1;
+    return code;
+}
+
+/* True if the turn stood in line for too long, or will not be let in any more. */
+static bool give_up_waiting(gw_turn *turn, uint64_t now)
+{
+    uint64_t wait = (uint64_t)turn->app->conf->sessions_queue_wait_ms * 1000000;
+    return turn->state == GW_TURN_PREPARING && now > turn->received_ns + wait &&
+           gw_lock_leave(turn->app->locks, &turn->lock);
+}
+
 static void on_tick(gw_port *port, uint64_t now)
 {
     gw_turn *turn = (gw_turn *)port;
+    if (give_up_waiting(turn, now)) {
+        turn->busy++;
+        turn->worker_pending = false;
+        locked(turn, &turn->error);
+        fail(turn, &turn->error);
+        turn->busy--;
+        free_if_over(turn);
+        return;
+    }
     uint64_t silence = (uint64_t)turn->app->conf->server_keepalive_ms * 1000000;
     if (!silence || !turn->exchange || !gw_turn_streaming(turn) || turn->held_count)
         return;
@@ -654,15 +693,18 @@ static base_code match_and_render(gw_turn *turn, base_err *err)
         .tool_count = turn->chat.tool_count,
         .thinking = turn->chat.thinking == ENG_THINK_DEFAULT ? info->thinking : turn->chat.thinking,
         .effort = turn->chat.effort};
-    base_code code = gw_ledger_match(app->ledger, &turn->match, &turn->root, turn->items,
-                                     turn->chat.item_count, turn->arena, err);
+    base_code code = turn->dialect->match
+                         ? turn->dialect->match(turn, err)
+                         : gw_ledger_match(app->ledger, &turn->match, &turn->root, turn->items,
+                                           turn->chat.item_count, turn->arena, err);
     if (!code && turn->dialect->check)
         code = turn->dialect->check(turn, err);
     if (code)
         return code;
-    turn->session = turn->label                   ? session_of_label(turn)
-                    : turn->match.session.text[0] ? turn->match.session
-                                                  : gw_id_mint("sess_");
+    if (!turn->session.text[0])
+        turn->session = turn->label                   ? session_of_label(turn)
+                        : turn->match.session.text[0] ? turn->match.session
+                                                      : gw_id_mint("sess_");
     turn->request.space = space_of(turn);
     code = turn->dialect->render
                ? turn->dialect->render(turn, err)
@@ -717,30 +759,66 @@ static base_code submit(gw_turn *turn, base_err *err)
     return BASE_OK;
 }
 
-static base_code prepare(gw_turn *turn, base_err *err)
+static base_code client_left(base_err *err)
 {
-    if (atomic_load(&turn->gone))
-        return base_fail(err, BASE_CANCELLED, "the client left");
+    return base_fail(err, BASE_CANCELLED, "the client left");
+}
+
+static base_code parse_body(gw_turn *turn, base_err *err)
+{
     base_code code =
         gw_body_mend(turn->body, turn->body_length, turn->app->conf->limits_json_depth_max, err);
     if (!code)
         code = turn->dialect->parse(turn, err);
     if (!code)
         code = check_model(turn, err);
+    /* Texts live in the tree and the arena. */
+    free(turn->body);
+    turn->body = NULL;
+    turn->parsed = true;
+    return code;
+}
+
+static base_code plan_and_submit(gw_turn *turn, base_err *err)
+{
+    base_code code = turn->dialect->load ? turn->dialect->load(turn, err) : BASE_OK;
     if (!code)
         code = match_and_render(turn, err);
     if (!code && atomic_load(&turn->gone))
-        code = base_fail(err, BASE_CANCELLED, "the client left");
+        code = client_left(err);
     return code || turn->dialect->dry ? code : submit(turn, err);
+}
+
+/* `*waits`: the turn stands in line and is another thread's from here on. */
+static base_code prepare(gw_turn *turn, bool *waits, base_err *err)
+{
+    *waits = false;
+    if (atomic_load(&turn->gone))
+        return client_left(err);
+    if (!turn->parsed) {
+        base_code code = parse_body(turn, err);
+        if (code)
+            return code;
+        if (turn->lock_id) {
+            gw_claim claim =
+                gw_lock_claim(turn->app->locks, &turn->lock, turn->identity.tenant, turn->lock_id);
+            *waits = claim == GW_CLAIM_WAITS;
+            if (*waits)
+                return BASE_OK;
+            if (claim != GW_CLAIM_HELD)
+                return atomic_load(&turn->gone) ? client_left(err) : locked(turn, err);
+        }
+    }
+    return plan_and_submit(turn, err);
 }
 
 static void prepare_run(gw_job *job)
 {
     gw_turn *turn = (gw_turn *)((char *)job - offsetof(gw_turn, job));
-    base_code code = prepare(turn, &turn->error);
-    /* Texts live in the tree and the arena. */
-    free(turn->body);
-    turn->body = NULL;
+    bool waits;
+    base_code code = prepare(turn, &waits, &turn->error);
+    if (waits)
+        return;
     /* A code without text would be answered as a success. */
     if (code && !turn->error.code)
         base_fail(&turn->error, code, "the request could not be prepared");
@@ -761,6 +839,27 @@ static void on_prepared(gw_message *message)
     } else if (turn->exchange) {
         fail(turn, &turn->error);
     }
+    turn->busy--;
+    free_if_over(turn);
+}
+
+/* On the thread of the turn that let go. */
+static void lock_granted(gw_lock *lock)
+{
+    gw_turn *turn = (gw_turn *)((char *)lock - offsetof(gw_turn, lock));
+    gw_loop_post(turn->loop, &turn->granted);
+}
+
+static void on_granted(gw_message *message)
+{
+    gw_turn *turn = (gw_turn *)((char *)message - offsetof(gw_turn, granted));
+    if (gw_workers_submit(turn->app->workers, &turn->job))
+        return;
+    turn->busy++;
+    turn->worker_pending = false;
+    base_fail(&turn->error, BASE_FULL, "too many requests wait for a worker");
+    if (turn->exchange)
+        fail(turn, &turn->error);
     turn->busy--;
     free_if_over(turn);
 }
@@ -833,7 +932,9 @@ void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect
     turn->port.event = on_event;
     turn->port.tick = on_tick;
     turn->job.run = prepare_run;
+    turn->lock.granted = lock_granted;
     turn->prepared.run = on_prepared;
+    turn->granted.run = on_granted;
     turn->committed.run = on_committed;
     snprintf(turn->request_id, sizeof(turn->request_id), "%s", gw_exchange_id(exchange));
     gw_exchange_set_handler(exchange, turn, on_gone, on_drained);
@@ -844,7 +945,9 @@ void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect
                                         ARENA_BYTES_MIN + ARENA_BODIES * turn->body_length);
         ready = turn->arena != NULL;
     }
-    const char *label = label_of(exchange);
+    const char *label = label_of(exchange), *path = gw_exchange_path(exchange);
+    if (ready)
+        turn->path = base_arena_copy(turn->arena, path, strlen(path));
     if (ready && label)
         turn->label = base_arena_copy(turn->arena, label, strnlen(label, 256));
     if (!ready) {

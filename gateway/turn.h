@@ -1,7 +1,8 @@
 /* gw_turn: the life of one generation, whatever dialect it speaks.
  *
  *   PREPARING   a worker owns it. Parsed, matched with the ledger, rendered, submitted: QUEUED.
- *               A failure: OVER. (prepare, on_prepared)
+ *               A failure: OVER. Where turns must follow each other, it may wait in line between
+ *               parsing and matching, with no worker. (prepare_run, on_granted, on_prepared)
  *   QUEUED      the engine. STARTED: RUNNING. A stream has its headers from here on. (on_event)
  *   RUNNING     the engine. DONE: COMMITTING. Steps are written as they come. (on_done)
  *   COMMITTING  the ledger's writer. Committed or not: OVER. Only now is an end told.
@@ -23,6 +24,7 @@
 #include "gateway/api_error.h"
 #include "gateway/bridge.h"
 #include "gateway/ledger.h"
+#include "gateway/lock.h"
 #include "gateway/tenant.h"
 #include "gateway/work.h"
 
@@ -34,6 +36,10 @@ typedef struct gw_dialect {
     /* Worker. Body to plan, see the fields under `plan`. Fails with the field's path, or by
      * gw_turn_reject. */
     base_code (*parse)(gw_turn *turn, base_err *err);
+    /* Worker, once the turn holds its lock: adds what the turns before it left. May be NULL. */
+    base_code (*load)(gw_turn *turn, base_err *err);
+    /* Worker, in place of the ledger's search: makes turn->match from turn->root. May be NULL. */
+    base_code (*match)(gw_turn *turn, base_err *err);
     /* Worker, after the ledger gave tokens to what it knows: checks what only a rendering needs.
      * May be NULL. */
     base_code (*check)(gw_turn *turn, base_err *err);
@@ -95,6 +101,7 @@ struct gw_turn {
     gw_identity identity;
     gw_turn_state state;
     char request_id[GW_ID_MAX];
+    const char *path;            /* of the exchange; in the arena */
     gw_id id, session, response; /* turn_, sess_ and the dialect's own */
     uint64_t received_ns;
     int64_t created_ms;
@@ -107,11 +114,15 @@ struct gw_turn {
     void *state_of_dialect;      /* in the arena; NULL until parse made it */
     const char *response_prefix; /* "chatcmpl-" */
     bool stream;
-    bool exact_steps;     /* token ids or logprobs are wanted: parts are never merged */
-    const char *model;    /* as asked for */
-    const char *label;    /* session name from the client, NULL if none */
-    const char *metadata; /* JSON, NULL if none */
-    const char *echo;     /* JSON for the ledger, NULL if none; see gw_commit */
+    bool exact_steps;  /* token ids or logprobs are wanted: parts are never merged */
+    const char *model; /* as asked for */
+    const char *label; /* session name from the client, NULL if none */
+    const char
+        *lock_id; /* turns of one such id follow each other, NULL: none; and the field that */
+    const char *lock_param; /* named it */
+    bool moves_head;        /* see gw_commit */
+    const char *metadata;   /* JSON, NULL if none */
+    const char *echo;       /* JSON for the ledger, NULL if none; see gw_commit */
     eng_text cache_salt;
     gw_retention retention;
     eng_item *items; /* chat.items, still writable */
@@ -144,11 +155,13 @@ struct gw_turn {
     uint64_t first_ns, last_ns, written_ns, done_ns;
     int status; /* HTTP status that the client got, 0: none yet */
     /* ---- who holds it ---- */
+    gw_lock lock;
     atomic_bool gone, submitted;
+    bool parsed; /* the worker's first half is done */
     bool worker_pending, engine_pending, commit_pending, done_seen, port_open;
     uint32_t busy; /* functions of the turn on the loop's stack */
     gw_job job;
-    gw_message prepared, committed;
+    gw_message prepared, granted, committed;
     gw_commit commit;
 };
 

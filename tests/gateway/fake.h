@@ -22,6 +22,7 @@
 #include "gateway/bridge.h"
 #include "gateway/conf.h"
 #include "gateway/ledger.h"
+#include "gateway/lock.h"
 #include "gateway/metrics.h"
 #include "gateway/tenant.h"
 #include "gateway/work.h"
@@ -423,6 +424,7 @@ static inline void fake_start(void)
     cr_assert_eq(gw_bridge_create(&app.bridge, 10, &err), BASE_OK);
     fake_sink = gw_bridge_sink(app.bridge);
     cr_assert_eq(gw_workers_create(&app.workers, 1, 8, &err), BASE_OK);
+    cr_assert_eq(gw_locks_create(&app.locks, 2, &err), BASE_OK);
 }
 
 static inline void *fake_pump_main(void *stop)
@@ -443,6 +445,7 @@ static inline void fake_stop(void)
     pthread_join(thread, NULL);
     cr_assert(drained, "every port is closed in the end");
     gw_workers_destroy(app.workers);
+    gw_locks_destroy(app.locks);
     gw_bridge_destroy(app.bridge);
     gw_tenants_destroy(app.tenants);
     gw_ledger_close(app.ledger);

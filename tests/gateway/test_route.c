@@ -15,6 +15,7 @@
 #include "gateway/bridge.h"
 #include "gateway/conf.h"
 #include "gateway/ledger.h"
+#include "gateway/lock.h"
 #include "gateway/metrics.h"
 #include "gateway/route.h"
 #include "gateway/tenant.h"
@@ -64,6 +65,7 @@ static void start(const char *more)
                                  .sink = gw_bridge_sink(app.bridge)};
     cr_assert_eq(eng_create(&app.engine, &options, &err), BASE_OK, "%s", err.text);
     cr_assert_eq(gw_workers_create(&app.workers, 1, 16, &err), BASE_OK);
+    cr_assert_eq(gw_locks_create(&app.locks, 4, &err), BASE_OK);
     cr_assert_eq(gw_route_open_trace(conf, &err), BASE_OK, "%s", err.text);
     const gw_server_options server = {
         .conf = conf, .handler = gw_route_handle, .ended = gw_route_ended, .ctx = &app};
@@ -82,6 +84,7 @@ static void stop(void)
     cr_expect(gw_bridge_drain(app.bridge, 5000));
     gw_workers_destroy(app.workers);
     gw_server_destroy(app.server);
+    gw_locks_destroy(app.locks);
     eng_destroy(app.engine);
     gw_bridge_destroy(app.bridge);
     gw_tenants_destroy(app.tenants);
