@@ -34,7 +34,8 @@ enum {
 
 typedef struct route {
     const char *method; /* a GET answers HEAD too */
-    const char *path;   /* one that ends in {id} stands for everything below */
+    /* {id} stands for one part of a path, and at its end for everything below. */
+    const char *path;
     unsigned flags;
     void (*run)(gw_app *app, gw_exchange *exchange);
 } route;
@@ -82,9 +83,22 @@ static bool offered(const gw_app *app, const route *r, gw_listener listener)
 /* `length` is without a trailing slash, so that "/v1/models/" is "/v1/models". */
 static bool matches(const route *r, const char *path, size_t length)
 {
-    size_t own = strcspn(r->path, "{");
-    bool open = r->path[own] == '{';
-    return (open ? length > own : length == own) && strncmp(path, r->path, own) == 0;
+    const char *own = r->path, *end = path + length;
+    for (;;) {
+        size_t plain = strcspn(own, "{");
+        if ((size_t)(end - path) < plain || memcmp(path, own, plain) != 0)
+            return false;
+        path += plain;
+        own += plain;
+        if (*own == '\0')
+            return path == end;
+        own = strchr(own, '}') + 1;
+        const char *part = path;
+        while (path < end && (*own == '\0' || *path != '/'))
+            path++;
+        if (path == part)
+            return false;
+    }
 }
 
 static bool method_fits(const route *r, const char *method)
