@@ -12,6 +12,15 @@
 #include "engine/base/log.h"
 #include "engine/base/num.h"
 
+#define NATIVE_COLUMNS                                                                             \
+    "s.id, s.public, t.public, s.forked_session, s.forked_turn, s.model, s.metadata, s.config, "   \
+    "s.created_ms, s.used_ms, s.pinned_ms, s.head FROM sessions s LEFT JOIN turns t ON "           \
+    "t.id=s.head"
+/* From a turn to the first one; bounded against a loop in a damaged file. */
+#define PATH_UP                                                                                    \
+    "up(id, parent) AS (SELECT id, parent FROM turns WHERE id=?1 UNION ALL SELECT t.id, t.parent " \
+    "FROM up JOIN turns t ON t.id=up.parent LIMIT 100000)"
+
 static const char *const sql_text[GW_SQL_COUNT] = {
     [GW_SQL_BEGIN] = "BEGIN IMMEDIATE",
     [GW_SQL_COMMIT] = "COMMIT",
@@ -29,7 +38,7 @@ static const char *const sql_text[GW_SQL_COUNT] = {
         "INSERT INTO nodes(tenant, key, digest, parent, item, run) VALUES(?3, ?1, ?2, ?4, ?5, ?6)",
     [GW_SQL_ITEM_FIND] = "SELECT id FROM items WHERE key=?1 AND digest=?2 AND tenant=?3",
     [GW_SQL_ITEM_ADD] =
-        "INSERT INTO items(tenant, key, digest, kind, data) VALUES(?3, ?1, ?2, ?4, ?5)",
+        "INSERT INTO items(tenant, key, digest, kind, data, sum) VALUES(?3, ?1, ?2, ?4, ?5, ?6)",
     [GW_SQL_RUN_FIND] =
         "SELECT id FROM runs WHERE slot_key=?1 AND slot=?2 AND digest=?3 AND tenant=?4",
     [GW_SQL_RUN_OTHER] = "SELECT 1 FROM runs WHERE slot_key=?1 AND slot=?2 AND digest<>?3 LIMIT 1",
@@ -48,10 +57,11 @@ static const char *const sql_text[GW_SQL_COUNT] = {
         "lead, steps, seed, prompt_tokens, cached_tokens, restored_tokens, output_tokens, "
         "reasoning_tokens, drafted, accepted, "
         "engine_steps, queue_us, prefill_us, ttft_us, decode_us, created_ms, ended_ms, expires_ms, "
-        "echo) "
+        "echo, sum, space) "
         "VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,?23,"
         "?24,?25,?26,?27,?28,"
-        "?29,?30,?31,?32,?33,?34,?35,?36,?37,?38,?39,?40,?41)",
+        "?29,?30,?31,?32,?33,?34,?35,?36,?37,?38,?39,?40,?41,?42,"
+        "?43)",
     [GW_SQL_SLOT] =
         "SELECT " GW_RUN_COLUMNS
         " FROM runs r WHERE r.slot_key=?1 AND r.slot=?2 AND r.tenant=?3 ORDER BY r.id LIMIT ?4",
@@ -68,15 +78,16 @@ static const char *const sql_text[GW_SQL_COUNT] = {
         "FROM turns t LEFT JOIN sessions s ON s.id=t.session LEFT JOIN turns p ON p.id=t.parent "
         "WHERE t.public_key=?1 AND t.public=?2 AND t.tenant=?3",
     [GW_SQL_TURN_UP] =
-        "SELECT t.parent, t.prompt_base, t.prompt, r.tokens, t.lead FROM turns t LEFT "
-        "JOIN runs r ON r.id=t.run "
-        "WHERE t.id=?1",
-    [GW_SQL_ANSWER] = "SELECT i.data FROM nodes n JOIN items i ON i.id=n.item WHERE n.id=?1",
+        "SELECT t.parent, t.prompt_base, t.prompt, r.tokens, t.lead, t.steps, t.echo, t.sum "
+        "FROM turns t LEFT JOIN runs r ON r.id=t.run WHERE t.id=?1",
+    [GW_SQL_ANSWER] = "SELECT i.data, i.sum FROM nodes n JOIN items i ON i.id=n.item WHERE n.id=?1",
     [GW_SQL_TURN_NODE] = "SELECT node FROM turns WHERE public_key=?1 AND public=?2 AND tenant=?3",
     [GW_SQL_ITEM_UP] =
-        "SELECT n.parent, i.kind, i.data FROM nodes n JOIN items i ON i.id=n.item WHERE n.id=?1",
-    [GW_SQL_TURN_FORGET] = "UPDATE turns SET echo=NULL, retention=1, expires_ms=?4 WHERE "
-                           "public_key=?1 AND public=?2 AND tenant=?3 AND echo IS NOT NULL",
+        "SELECT n.parent, i.kind, i.data, i.sum FROM nodes n JOIN items i ON i.id=n.item WHERE "
+        "n.id=?1",
+    [GW_SQL_TURN_FORGET] = "UPDATE turns SET echo=NULL, sum=NULL, retention=1, expires_ms=?4 WHERE "
+                           "public_key=?1 AND public=?2 AND tenant=?3 AND echo IS NOT NULL "
+                           "RETURNING id",
     [GW_SQL_TENANTS] = "SELECT id, name, salt FROM tenants ORDER BY id",
     [GW_SQL_TENANT_FIND] = "SELECT id, salt FROM tenants WHERE name=?1",
     [GW_SQL_TENANT_ADD] = "INSERT INTO tenants(name, salt, created_ms) VALUES(?1, ?2, ?3)",
@@ -88,17 +99,25 @@ static const char *const sql_text[GW_SQL_COUNT] = {
         "INSERT INTO keys(tenant, hash, scopes, label, created_ms) VALUES(?1, ?2, ?3, ?4, ?5)",
     [GW_SQL_KEY_REVOKE] = "UPDATE keys SET revoked_ms=?2 WHERE id=?1 AND revoked_ms IS NULL",
     [GW_SQL_SWEEP_LIST] =
-        "SELECT id, node, run FROM turns WHERE expires_ms<=?1 ORDER BY expires_ms "
-        "DESC, id DESC LIMIT ?2",
+        "SELECT " GW_LEAVING_COLUMNS " FROM turns t WHERE t.expires_ms<=?1 ORDER BY t.expires_ms "
+        "DESC, t.id DESC LIMIT ?2",
     /* What its children keep it for: NULL first means for good. */
     [GW_SQL_SWEEP_CHILDREN] =
         "SELECT max(expires_ms IS NULL), max(expires_ms), count(*) FROM turns WHERE parent=?1",
     [GW_SQL_SWEEP_POSTPONE] = "UPDATE turns SET expires_ms=?2 WHERE id=?1",
+    /* The turn and all that build on it, the deepest first. */
+    [GW_SQL_BUILT_ON] =
+        "WITH RECURSIVE d(id, depth) AS (SELECT ?1, 0 UNION ALL SELECT c.id, d.depth+1 FROM d JOIN "
+        "turns c ON c.parent=d.id LIMIT ?2) SELECT " GW_LEAVING_COLUMNS
+        " FROM d JOIN turns t ON t.id=d.id ORDER BY d.depth DESC",
+    [GW_SQL_TURN_USED] = "SELECT 1 FROM turns WHERE parent=?1 LIMIT 1",
     [GW_SQL_TURN_DELETE] = "DELETE FROM turns WHERE id=?1",
     [GW_SQL_NODE_USED] =
         "SELECT 1 FROM nodes WHERE parent=?1 UNION ALL SELECT 1 FROM turns WHERE node=?1 LIMIT 1",
     [GW_SQL_NODE_READ] = "SELECT parent, item, run FROM nodes WHERE id=?1",
     [GW_SQL_NODE_DELETE] = "DELETE FROM nodes WHERE id=?1",
+    [GW_SQL_NODE_TURN] = "SELECT id FROM turns WHERE node=?1 AND space=?2 LIMIT 1",
+    [GW_SQL_NODE_CHILD] = "SELECT id FROM nodes WHERE parent=?1 LIMIT 1",
     [GW_SQL_ITEM_USED] = "SELECT 1 FROM nodes WHERE item=?1 LIMIT 1",
     [GW_SQL_ITEM_DELETE] = "DELETE FROM items WHERE id=?1",
     [GW_SQL_RUN_USED] =
@@ -106,8 +125,60 @@ static const char *const sql_text[GW_SQL_COUNT] = {
     [GW_SQL_RUN_SLOT] = "SELECT slot FROM runs WHERE id=?1",
     [GW_SQL_RUN_DELETE] = "DELETE FROM runs WHERE id=?1",
     [GW_SQL_CALLS_DELETE] = "DELETE FROM calls WHERE run=?1",
+    [GW_SQL_NATIVE_READ] =
+        "SELECT " NATIVE_COLUMNS " WHERE s.public_key=?1 AND s.public=?2 AND s.tenant=?3 AND "
+        "s.kind=1",
+    [GW_SQL_NATIVE_NEWEST] = "SELECT " NATIVE_COLUMNS
+                             " WHERE s.tenant=?1 AND s.kind=1 AND s.id<?2 ORDER BY s.id DESC LIMIT "
+                             "?3",
+    [GW_SQL_NATIVE_OLDEST] = "SELECT " NATIVE_COLUMNS
+                             " WHERE s.tenant=?1 AND s.kind=1 AND s.id>?2 ORDER BY s.id LIMIT ?3",
+    [GW_SQL_NATIVE_COUNT] = "SELECT count(*) FROM sessions WHERE tenant=?1 AND kind=1",
+    [GW_SQL_NATIVE_ADD] =
+        "INSERT INTO sessions(tenant, public_key, public, kind, model, metadata, config, head, "
+        "forked_session, forked_turn, created_ms, used_ms) VALUES(?1,?2,?3,1,?4,?5,?6,?7,?8,?9,"
+        "?10,?10)",
+    [GW_SQL_NATIVE_PIN] = "UPDATE sessions SET pinned_ms=?2 WHERE id=?1",
+    [GW_SQL_NATIVE_DROP] = "DELETE FROM sessions WHERE id=?1",
+    [GW_SQL_NATIVE_DEPTH] = "WITH RECURSIVE " PATH_UP " SELECT count(*) FROM up",
+    [GW_SQL_NATIVE_PATH] = "WITH RECURSIVE " PATH_UP " SELECT id FROM up",
+    [GW_SQL_NATIVE_TURN] =
+        "SELECT t.public, p.public, t.status, t.finish, t.node, p.node, t.lead, t.template, "
+        "n.digest, n.run IS NOT NULL, t.reason, t.parent, r.tokens, r.slot IS NOT NULL, "
+        "t.prompt_tokens, t.cached_tokens, t.restored_tokens, t.output_tokens, t.reasoning_tokens, "
+        "t.drafted, t.accepted, t.created_ms, t.dialect "
+        "FROM turns t LEFT JOIN turns p ON p.id=t.parent LEFT JOIN nodes n ON n.id=t.node LEFT "
+        "JOIN runs r ON r.id=t.run WHERE t.id=?1",
+    /* Its own turns and those that a deleted session left to it, the newest first. */
+    [GW_SQL_NATIVE_OWN] = "WITH RECURSIVE " PATH_UP " SELECT id FROM turns WHERE session=?2 UNION "
+                          "SELECT t.id FROM up JOIN turns t ON t.id=up.id WHERE t.session IS NULL "
+                          "ORDER BY 1 DESC",
+    [GW_SQL_NATIVE_LET_GO] = "UPDATE turns SET session=NULL WHERE session=?1",
+    [GW_SQL_NODE_ROOT] =
+        "WITH RECURSIVE up(id, parent) AS (SELECT id, parent FROM nodes WHERE id=?1 UNION ALL "
+        "SELECT n.id, n.parent FROM up JOIN nodes n ON n.id=up.parent LIMIT 200000) "
+        "SELECT n.digest FROM up JOIN nodes n ON n.id=up.id WHERE up.parent IS NULL",
     [GW_SQL_SESSION_SWEEP] = "DELETE FROM sessions WHERE kind=0 AND used_ms<?1 AND NOT EXISTS "
                              "(SELECT 1 FROM turns WHERE session=sessions.id)",
+    [GW_SQL_SESSION_RELEASE] = "DELETE FROM sessions WHERE id=?1 AND kind=0 AND NOT EXISTS "
+                               "(SELECT 1 FROM turns WHERE session=?1)",
+    [GW_SQL_BYTES_ALL] =
+        "SELECT ((SELECT page_count FROM pragma_page_count)-(SELECT freelist_count FROM "
+        "pragma_freelist_count))*(SELECT page_size FROM pragma_page_size)",
+    [GW_SQL_BYTES_TENANT] = "SELECT bytes FROM stored WHERE tenant=?1",
+    [GW_SQL_BYTES_OVER] =
+        "SELECT tenant FROM stored WHERE bytes>?1 AND tenant>?2 ORDER BY tenant LIMIT 1",
+    [GW_SQL_TRIM_ALL] = "SELECT " GW_LEAVING_COLUMNS
+                        " FROM turns t WHERE t.expires_ms IS NOT NULL AND t.retention<>2 AND NOT "
+                        "EXISTS (SELECT 1 FROM turns c WHERE c.parent=t.id) ORDER BY t.expires_ms "
+                        "LIMIT ?1",
+    [GW_SQL_TRIM_TENANT] = "SELECT " GW_LEAVING_COLUMNS
+                           " FROM turns t WHERE t.tenant=?2 AND t.retention=1 AND NOT EXISTS "
+                           "(SELECT 1 FROM turns c WHERE c.parent=t.id) ORDER BY t.created_ms "
+                           "LIMIT ?1",
+    [GW_SQL_ERASURE_ADD] = "INSERT INTO erasures(space, kept, tokens) VALUES(?1, ?2, ?3)",
+    [GW_SQL_ERASURE_NEXT] = "SELECT id, space, kept, tokens FROM erasures ORDER BY id LIMIT 1",
+    [GW_SQL_ERASURE_DONE] = "DELETE FROM erasures WHERE id=?1",
 };
 
 sqlite3_stmt *gw_db_statement(gw_db *c, gw_sql id)
@@ -184,6 +255,12 @@ static base_code sqlite_code(int code)
         return BASE_FORMAT;
     case SQLITE_NOMEM:
         return BASE_NOMEM;
+    case SQLITE_TOOBIG:
+        return BASE_TOO_LONG;
+    case SQLITE_CONSTRAINT:
+    case SQLITE_MISMATCH:
+    case SQLITE_RANGE:
+        return BASE_INVALID;
     default:
         return BASE_IO;
     }
@@ -238,6 +315,43 @@ base_code gw_db_open(gw_db **out, const char *file, uint32_t busy_ms, bool write
     }
     *out = c;
     return BASE_OK;
+}
+
+bool gw_db_checkpoint(gw_db *c, int mode)
+{
+    int code = sqlite3_wal_checkpoint_v2(c->db, NULL, mode, NULL, NULL);
+    if (code != SQLITE_OK && code != SQLITE_BUSY && code != SQLITE_LOCKED)
+        base_log(BASE_LOG_WARN, "checkpoint_failed reason=\"%s\"", sqlite3_errmsg(c->db));
+    return code == SQLITE_OK;
+}
+
+/* ---- sums: what a row says of its own content ---- */
+
+int64_t gw_item_sum(const void *data, size_t length)
+{
+    return (int64_t)XXH3_64bits(data, length);
+}
+
+int64_t gw_turn_sum(const void *prompt, size_t prompt_length, const void *steps,
+                    size_t steps_length, const char *echo)
+{
+    uint64_t parts[3] = {XXH3_64bits(prompt, prompt_length), XXH3_64bits(steps, steps_length),
+                         XXH3_64bits(echo, echo ? strlen(echo) : 0)};
+    return (int64_t)XXH3_64bits(parts, sizeof(parts));
+}
+
+bool gw_column_sum_fits(sqlite3_stmt *s, int column, int64_t sum)
+{
+    return sqlite3_column_type(s, column) == SQLITE_NULL || sqlite3_column_int64(s, column) == sum;
+}
+
+bool gw_column_turn_fits(sqlite3_stmt *s, int prompt, int steps, int echo, int sum)
+{
+    return gw_column_sum_fits(
+        s, sum,
+        gw_turn_sum(sqlite3_column_blob(s, prompt), (size_t)sqlite3_column_bytes(s, prompt),
+                    sqlite3_column_blob(s, steps), (size_t)sqlite3_column_bytes(s, steps),
+                    (const char *)sqlite3_column_text(s, echo)));
 }
 
 /* ---- token blobs: LEB128 ---- */
@@ -306,7 +420,7 @@ void gw_sequence_hash(uint64_t out[2], const int32_t *a, uint32_t a_count, const
     out[1] = hash.high64;
 }
 
-static bool column_digest(sqlite3_stmt *s, int column, gw_digest *out)
+bool gw_column_digest(sqlite3_stmt *s, int column, gw_digest *out)
 {
     if (sqlite3_column_bytes(s, column) != (int)sizeof(out->bytes))
         return false;
@@ -325,9 +439,9 @@ gw_run *gw_column_run(sqlite3_stmt *s, base_arena *arena)
     run->has_reasoning = sqlite3_column_type(s, 5) != SQLITE_NULL;
     gw_id_set(&run->turn, (const char *)sqlite3_column_text(s, 7));
     gw_id_set(&run->session, (const char *)sqlite3_column_text(s, 8));
-    bool good = column_digest(s, 3, &run->slot) && column_digest(s, 4, &run->visible) &&
-                (!run->has_reasoning || column_digest(s, 5, &run->reasoning)) &&
-                column_digest(s, 6, &run->tokens_digest) &&
+    bool good = gw_column_digest(s, 3, &run->slot) && gw_column_digest(s, 4, &run->visible) &&
+                (!run->has_reasoning || gw_column_digest(s, 5, &run->reasoning)) &&
+                gw_column_digest(s, 6, &run->tokens_digest) &&
                 sqlite3_column_bytes(s, 9) == (int)sizeof(run->sequence);
     if (good) {
         memcpy(run->sequence, sqlite3_column_blob(s, 9), sizeof(run->sequence));

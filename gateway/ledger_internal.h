@@ -99,6 +99,10 @@ void gw_memory_stats(gw_memory *memory, gw_ledger_stats *out);
     "r.sequence, "                                                                                 \
     "r.sequence_tokens, r.token_count, r.tokens"
 
+/* Of turns t, for what leaves. */
+#define GW_LEAVING_COLUMNS                                                                         \
+    "t.id, t.node, t.run, t.parent, t.session, t.space, t.prompt_base, t.retention"
+
 typedef enum gw_sql {
     GW_SQL_BEGIN,
     GW_SQL_COMMIT,
@@ -134,10 +138,14 @@ typedef enum gw_sql {
     GW_SQL_SWEEP_LIST,
     GW_SQL_SWEEP_CHILDREN,
     GW_SQL_SWEEP_POSTPONE,
+    GW_SQL_BUILT_ON,
+    GW_SQL_TURN_USED,
     GW_SQL_TURN_DELETE,
     GW_SQL_NODE_USED,
     GW_SQL_NODE_READ,
     GW_SQL_NODE_DELETE,
+    GW_SQL_NODE_TURN,
+    GW_SQL_NODE_CHILD,
     GW_SQL_ITEM_USED,
     GW_SQL_ITEM_DELETE,
     GW_SQL_RUN_USED,
@@ -145,6 +153,29 @@ typedef enum gw_sql {
     GW_SQL_RUN_DELETE,
     GW_SQL_CALLS_DELETE,
     GW_SQL_SESSION_SWEEP,
+    GW_SQL_SESSION_RELEASE,
+    GW_SQL_BYTES_ALL,
+    GW_SQL_BYTES_TENANT,
+    GW_SQL_BYTES_OVER,
+    GW_SQL_TRIM_ALL,
+    GW_SQL_TRIM_TENANT,
+    GW_SQL_ERASURE_ADD,
+    GW_SQL_ERASURE_NEXT,
+    GW_SQL_ERASURE_DONE,
+    /* ledger_session.c */
+    GW_SQL_NATIVE_READ,
+    GW_SQL_NATIVE_NEWEST,
+    GW_SQL_NATIVE_OLDEST,
+    GW_SQL_NATIVE_COUNT,
+    GW_SQL_NATIVE_ADD,
+    GW_SQL_NATIVE_PIN,
+    GW_SQL_NATIVE_DROP,
+    GW_SQL_NATIVE_DEPTH,
+    GW_SQL_NATIVE_PATH,
+    GW_SQL_NATIVE_TURN,
+    GW_SQL_NATIVE_OWN,
+    GW_SQL_NATIVE_LET_GO,
+    GW_SQL_NODE_ROOT,
     GW_SQL_COUNT,
 } gw_sql;
 
@@ -167,11 +198,22 @@ bool gw_db_simple(gw_db *c, gw_sql id);
  */
 bool gw_db_scalar(sqlite3_stmt *s, int64_t *out);
 
+/* True if all of the log was dealt with as `mode` says; what is more than busy is logged. */
+bool gw_db_checkpoint(gw_db *c, int mode);
+
 void gw_bind_text(sqlite3_stmt *s, int at, const char *text); /* NULL: SQL's NULL */
 void gw_bind_id(sqlite3_stmt *s, int at, int64_t id);         /* 0: SQL's NULL */
 void gw_bind_digest(sqlite3_stmt *s, int at, const gw_digest *digest);
 int64_t gw_public_key(const char *id); /* what public ids are indexed by */
 void gw_id_set(gw_id *id, const char *text);
+
+bool gw_column_digest(sqlite3_stmt *s, int column, gw_digest *out);
+/* Sums that rows carry, so that a damaged one is seen; NULL in a row of an older schema fits. */
+int64_t gw_item_sum(const void *data, size_t length);
+int64_t gw_turn_sum(const void *prompt, size_t prompt_length, const void *steps,
+                    size_t steps_length, const char *echo);
+bool gw_column_sum_fits(sqlite3_stmt *s, int column, int64_t sum);
+bool gw_column_turn_fits(sqlite3_stmt *s, int prompt, int steps, int echo, int sum);
 
 /* Token blobs are LEB128. */
 void gw_put_numbers(base_buf *out, const void *numbers, uint32_t count);
@@ -227,6 +269,11 @@ struct gw_ledger {
     gw_db *readers;
     uint32_t reader_count;
 
+    pthread_mutex_t purge_mutex; /* one purge at a time; guards `erase` */
+    gw_erase_fn *erase;
+    void *erase_ctx;
+    atomic_bool unclean; /* the log may hold what was deleted */
+
     pthread_mutex_t keeper_mutex; /* guards what follows */
     pthread_cond_t keeper_wake;
     uint32_t wal_pages;
@@ -249,7 +296,43 @@ void gw_reader_give(gw_ledger *ledger, gw_db *c);
 /* Commits a list of at most GW_BATCH_MAX and calls back. On the writer. */
 void gw_write_batch(gw_ledger *ledger, gw_commit *commits);
 
+/* ---- ledger_read.c ---- */
+
+/* A turn's prompt, its parents' tokens put before its own, and behind it in the same array its run.
+ * BASE_FORMAT if a row on the way is damaged. */
+base_code gw_read_tokens(gw_db *c, gw_turn_row *out, int64_t row, base_arena *arena, base_err *err);
+
+/* ---- ledger_sweep.c ---- */
+
+/* Deleting turns on the writer, in the caller's transaction; then, on another thread,
+ * gw_ledger_purge. */
+typedef struct gw_deletion gw_deletion;
+gw_deletion *gw_deletion_begin(gw_ledger *ledger, gw_db *c); /* NULL without memory */
+/* A turn by its row, with the cached ones that build on it; what a kept one needs stays. False on
+ * an error of the database. */
+bool gw_deletion_turn(gw_deletion *d, int64_t turn);
+/* Orders the erasure of the pages if `ok`, frees. False on an error of the database. */
+bool gw_deletion_end(gw_deletion *d, bool ok);
+
+/* ---- ledger_check.c ---- */
+
+typedef struct gw_check {
+    /* Once for each table that is right, with its rows and `wrong` NULL; else once a fault. */
+    void (*report)(void *ctx, const char *what, uint64_t rows, const char *wrong);
+    void *ctx;
+} gw_check;
+/* The whole database; true if all is right. */
+bool gw_db_check(gw_db *c, const gw_check *check);
+
 /* ---- ledger_schema.c ---- */
+
+/* What a row counts for in `stored`, its columns prefixed by `of`: content, and about what the row
+ * and its indexes take. */
+#define GW_ITEM_BYTES(of) "(length(CAST(" of "data AS BLOB))+128)"
+#define GW_RUN_BYTES(of) "(length(" of "tokens)+384)"
+#define GW_TURN_BYTES(of)                                                                          \
+    "(ifnull(length(" of "prompt),0)+ifnull(length(" of "steps),0)+ifnull(length(CAST(" of         \
+    "echo AS BLOB)),0)+512)"
 
 #define GW_SCHEMA_APPLICATION 0x5748494d /* "WHIM" */
 #define GW_SCHEMA_VERSION 3
