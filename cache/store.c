@@ -451,6 +451,7 @@ kv_store_stats kv_store_get_stats(kv_store *store)
     stats.bytes = store->bytes;
     stats.queued = store->job_count;
     stats.writing = !store->paused;
+    stats.full = store->full;
     pthread_mutex_unlock(&store->lock);
     return stats;
 }
@@ -465,6 +466,7 @@ static void give_up(kv_store *store, base_code code, const char *doing)
     store->stats.disk_full += full;
     store->stats.write_errors += !full;
     store->failures++;
+    store->full = full;
     store->paused = true;
     store->broken |= code == BASE_FORMAT;
     store->resume_ns = base_now_ns() + store->options.retry_ms * 1000000ull;
@@ -484,6 +486,30 @@ static void release_page(kv_store *store, uint32_t page)
 {
     CHECK(store->released_count < store->held_max);
     store->released[store->released_count++] = page;
+}
+
+/* Gives back what waits; each is counted in `refused`. Under lock. */
+static void refuse_jobs(kv_store *store, uint64_t *refused)
+{
+    for (; store->job_count > 0; store->job_count--) {
+        kv_job job = store->jobs[store->job_first];
+        store->job_first = (store->job_first + 1) % store->options.queue_max;
+        if (store->recs[job.rec].state == KV_REC_QUEUED) {
+            ++*refused;
+            kv_store__drop(store, job.rec);
+        }
+        release_page(store, job.page);
+        kv_store__rec_give(store, job.rec);
+    }
+}
+
+void kv_store_shed(kv_store *store)
+{
+    DCHECK(base_thread_is(BASE_THREAD_ENGINE));
+    pthread_mutex_lock(&store->lock);
+    refuse_jobs(store, &store->stats.refused_queue);
+    pthread_mutex_unlock(&store->lock);
+    kv_store_poll(store);
 }
 
 static void wake(const kv_store *store)
@@ -751,6 +777,7 @@ static base_code commit_batch(kv_store *store, uint32_t count, uint32_t segment,
 static void publish_batch(kv_store *store, uint32_t count, uint32_t segment, uint64_t bytes)
 {
     pthread_mutex_lock(&store->lock);
+    store->full = false;
     store->segments[segment].end += bytes;
     store->bytes += bytes;
     for (uint32_t i = 0; i < count; i++) {
@@ -1013,21 +1040,6 @@ static void note_uses(kv_store *store)
 
 /* ---- the thread ---- */
 
-/* Gives back what waits while the tier is paused. Under lock. */
-static void refuse_jobs(kv_store *store)
-{
-    for (; store->job_count > 0; store->job_count--) {
-        kv_job job = store->jobs[store->job_first];
-        store->job_first = (store->job_first + 1) % store->options.queue_max;
-        if (store->recs[job.rec].state == KV_REC_QUEUED) {
-            store->stats.refused_stopped++;
-            kv_store__drop(store, job.rec);
-        }
-        release_page(store, job.page);
-        kv_store__rec_give(store, job.rec);
-    }
-}
-
 static void wait_until(kv_store *store, uint64_t at_ns)
 {
     struct timespec at = {.tv_sec = (time_t)(at_ns / 1000000000u),
@@ -1073,7 +1085,7 @@ static void *write_loop(void *arg)
         }
         store->busy = true;
         if (todo == REFUSE)
-            refuse_jobs(store);
+            refuse_jobs(store, &store->stats.refused_stopped);
         pthread_mutex_unlock(&store->lock);
         if (todo == BURY)
             bury(store);

@@ -90,6 +90,8 @@ uint32_t kv_store_write(kv_store *store, uint64_t space, const int32_t *tokens, 
 /* Gives back the references on pages that have been copied out. Call it once a step, and after a
  * wake. */
 void kv_store_poll(kv_store *store);
+/* Gives up what is queued, for its pages; what is being copied out comes back soon. */
+void kv_store_shed(kv_store *store);
 
 /* ---- reading: engine thread ---- */
 
@@ -154,6 +156,7 @@ typedef struct kv_store_stats {
     uint64_t disk_full, write_errors, read_errors, corrupt;
     uint64_t evicted, erased, swept_bytes, swept_records, compacted_segments;
     bool writing; /* false: paused after an error, or the index is damaged */
+    bool full;    /* the last thing that was written did not fit on the disk */
 } kv_store_stats;
 kv_store_stats kv_store_get_stats(kv_store *store);
 /* False and a text if an invariant of the records in memory is broken. */

@@ -162,6 +162,7 @@ struct kv_store {
     uint64_t rate_ns; /* when it was last measured */
     bool stop, abandon;
     bool paused, broken;              /* after an error; for good */
+    bool full;                        /* the last write found no room on the disk */
     bool scrub;                       /* erased rows may still stand in the log */
     bool busy;                        /* the writer is at work */
     uint32_t failures, failures_told; /* of the writer, ever; when a flush last told */

@@ -17,6 +17,7 @@
 #include "engine/sample_internal.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,6 +42,7 @@ struct eng_draft {
     uint32_t pass_max; /* blocks of one pass */
     base_arena *arena;
     eng_files *files;
+    char fingerprint[33];
 
     kn_weight fc, markov_in, markov_out;
     const float *hidden_norm, *final_norm, *confidence, *confidence_bias;
@@ -154,6 +156,22 @@ static base_code make_scratch(eng_draft *d, base_err *err)
                : BASE_OK;
 }
 
+static base_code make_fingerprint(eng_draft *d, base_err *err)
+{
+    XXH128_canonical_t canonical;
+    XXH3_state_t *state = XXH3_createState();
+    if (state == NULL)
+        return base_fail(err, BASE_NOMEM, "no memory for a digest");
+    XXH3_128bits_reset(state);
+    XXH3_128bits_update(state, &d->config.eps, sizeof d->config.eps);
+    eng_files__digest(d->files, state);
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state));
+    XXH3_freeState(state);
+    for (size_t i = 0; i < sizeof canonical.digest; i++)
+        snprintf(d->fingerprint + 2 * i, 3, "%02x", canonical.digest[i]);
+    return BASE_OK;
+}
+
 static base_code load(eng_draft *d, const eng_model *model, const char *dir, uint32_t rows_max,
                       uint32_t blocks_max, base_err *err)
 {
@@ -181,6 +199,8 @@ static base_code load(eng_draft *d, const eng_model *model, const char *dir, uin
     if (code == BASE_OK)
         code = bind(d, &binder);
     eng_binder__deinit(&binder);
+    if (code == BASE_OK)
+        code = make_fingerprint(d, err);
     return code == BASE_OK ? make_scratch(d, err) : code;
 }
 
@@ -214,6 +234,16 @@ void eng_draft_destroy(eng_draft *draft)
 uint32_t eng_draft_block(const eng_draft *draft)
 {
     return draft->config.block;
+}
+
+uint32_t eng_draft_window(const eng_draft *draft)
+{
+    return draft->config.window;
+}
+
+const char *eng_draft_fingerprint(const eng_draft *draft)
+{
+    return draft->fingerprint;
 }
 
 uint32_t eng_draft_features(const eng_draft *draft, const uint32_t **layers)
@@ -268,6 +298,7 @@ static void run_blocks(eng_draft *d, const kn_kv *kv, const eng_draft_input *inp
         d->pages[i] = inputs[i].pages;
         d->hi[i] = at;
         d->lo[i] = c->window > 0 && at + 1 > c->window ? at + 1 - c->window : 0;
+        d->lo[i] = (uint32_t)base_max(d->lo[i], inputs[i].context_from);
         for (uint32_t j = 0; j < c->block; j++) {
             d->ids[i * c->block + j] = j == 0 ? inputs[i].anchor : c->noise_token;
             d->positions[i * c->block + j] = (int32_t)(at + j);

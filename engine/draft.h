@@ -15,7 +15,10 @@ typedef struct eng_draft eng_draft;
 base_code eng_draft_load(eng_draft **out, const eng_model *model, const char *dir,
                          uint32_t rows_max, uint32_t blocks_max, base_err *err);
 void eng_draft_destroy(eng_draft *draft);
-uint32_t eng_draft_block(const eng_draft *draft); /* most tokens a block proposes */
+uint32_t eng_draft_block(const eng_draft *draft);  /* most tokens a block proposes */
+uint32_t eng_draft_window(const eng_draft *draft); /* context positions it sees; 0: all */
+/* Hex, of what its context's rows follow from besides the target's features. */
+const char *eng_draft_fingerprint(const eng_draft *draft);
 uint32_t eng_draft_features(const eng_draft *draft,
                             const uint32_t **layers); /* feature layers and their count */
 kn_kv_shape eng_draft_kv_shape(const eng_draft *draft, uint32_t page_count);
@@ -24,8 +27,9 @@ kn_kv_shape eng_draft_kv_shape(const eng_draft *draft, uint32_t page_count);
 void eng_draft_append(eng_draft *draft, kn_kv *kv, const kn_rows *rows, const float *features);
 
 typedef struct eng_draft_input {
-    int32_t anchor;      /* sampled, not yet run */
-    uint32_t anchor_pos; /* context is positions < anchor_pos, cut to the window */
+    int32_t anchor;        /* sampled, not yet run */
+    uint32_t anchor_pos;   /* context is positions < anchor_pos, cut to the window */
+    uint32_t context_from; /* and to those from here on: earlier ones have no rows */
     const uint32_t *pages;
     const eng_sampling *sampling; /* temperature > 0: the chain picks with the same Gumbel noise as
                                      the target will */

@@ -188,6 +188,9 @@ uint32_t eng_peek_cached(eng_engine *engine, uint64_t space, const int32_t *toke
     pthread_mutex_lock(&engine->index_lock);
     uint32_t cached = kv_index_peek(engine->index, space, tokens, token_count);
     pthread_mutex_unlock(&engine->index_lock);
+    if (engine->tier.store != NULL)
+        cached = (uint32_t)base_max(cached,
+                                    kv_store_peek(engine->tier.store, space, tokens, token_count));
     return cached;
 }
 
@@ -224,6 +227,14 @@ void eng_pin(eng_engine *engine, uint64_t space, const int32_t *tokens, uint32_t
     give_order(engine, &order, NULL);
 }
 
+/* Waits until what was erased is gone from the files. */
+static base_code flush_disk(eng_engine *engine, base_err *err)
+{
+    if (engine->tier.store == NULL || kv_store_flush(engine->tier.store))
+        return BASE_OK;
+    return base_fail(err, BASE_IO, "erased pages may still be on disk: it refuses writing");
+}
+
 base_code eng_erase(eng_engine *engine, uint64_t space, const int32_t *tokens, uint32_t count,
                     uint32_t kept, base_err *err)
 {
@@ -233,18 +244,21 @@ base_code eng_erase(eng_engine *engine, uint64_t space, const int32_t *tokens, u
                        .count = count,
                        .kept = kept,
                        .err = BASE_ERR_INIT};
-    return give_order(engine, &order, err);
+    base_code code = give_order(engine, &order, err);
+    return code == BASE_OK ? flush_disk(engine, err) : code;
 }
 
 base_code eng_drop(eng_engine *engine, uint64_t space, base_err *err)
 {
     eng_order order = {.kind = ENG_ORDER_DROP, .space = space, .err = BASE_ERR_INIT};
-    return give_order(engine, &order, err);
+    base_code code = give_order(engine, &order, err);
+    return code == BASE_OK ? flush_disk(engine, err) : code;
 }
 
 bool eng_check(eng_engine *engine, base_err *err)
 {
     eng_order order = {.kind = ENG_ORDER_CHECK, .err = BASE_ERR_INIT};
+    flush_disk(engine, NULL); /* what waits to be written is held; after an error nothing waits */
     return give_order(engine, &order, err) == BASE_OK;
 }
 
@@ -374,7 +388,14 @@ static base_code make_pages(eng_engine *engine, base_err *err)
             &engine->index, engine->pool,
             (uint32_t)base_max((size_t)shape.page_count * INDEX_NODES_PER_PAGE, INDEX_NODES_MIN),
             err);
-    return code;
+    if (code != BASE_OK)
+        return code;
+    kv_index_set_policy(engine->index, engine->options.evict_lru ? KV_POLICY_LRU : KV_POLICY_VALUE,
+                        SECOND_NS);
+    engine->draft_whole = calloc(shape.page_count, sizeof *engine->draft_whole);
+    if (engine->draft_whole == NULL || !eng_past_init(&engine->past, shape.page_count))
+        return base_fail(err, BASE_NOMEM, "out of memory for %u pages", shape.page_count);
+    return BASE_OK;
 }
 
 static base_code make_step_memory(eng_engine *engine, base_err *err)
@@ -463,7 +484,11 @@ base_code eng_create(eng_engine **out, const eng_options *options, base_err *err
     engine->options = *options;
     pthread_mutex_init(&engine->lock, NULL);
     pthread_mutex_init(&engine->index_lock, NULL);
-    pthread_cond_init(&engine->wake, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&engine->wake, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     pthread_cond_init(&engine->ordered, NULL);
     eng_spec_init(&engine->spec, options->draft_tokens > 0 ? (uint32_t)options->draft_tokens : 0);
     eng_model_options model = {.variant = options->variant,
@@ -487,6 +512,9 @@ base_code eng_create(eng_engine **out, const eng_options *options, base_err *err
         code = make_step_memory(engine, err);
     if (code == BASE_OK) {
         fill_info(engine);
+        code = eng__tier_open(engine, err);
+    }
+    if (code == BASE_OK) {
         eng__update_gauges(engine);
         if (pthread_create(&engine->thread, NULL, eng__run, engine) != 0)
             code = base_fail(err, BASE_IO, "the engine thread cannot be started");
@@ -512,6 +540,7 @@ void eng_destroy(eng_engine *engine)
         pthread_mutex_unlock(&engine->lock);
         pthread_join(engine->thread, NULL);
     }
+    eng__tier_close(engine);
     kv_index_destroy(engine->index);
     kv_pool_destroy(engine->pool);
     kn_kv_destroy(engine->draft_kv);
@@ -521,6 +550,8 @@ void eng_destroy(eng_engine *engine)
     eng_tok_destroy(engine->tok);
     eng_model_destroy(engine->model);
     base_buf_deinit(&engine->part_text);
+    eng_past_deinit(&engine->past);
+    free(engine->draft_whole);
     free(engine->active);
     free(engine->plan);
     free(engine->order);
@@ -556,26 +587,33 @@ const eng_info *eng_get_info(const eng_engine *engine)
 eng_stats eng_get_stats(const eng_engine *engine)
 {
 #define READ(field) .field = atomic_load_explicit(&engine->stats.field, memory_order_relaxed)
-    return (eng_stats){READ(requests),
-                       READ(finished),
-                       READ(cancelled),
-                       READ(failed),
-                       READ(prompt_tokens),
-                       READ(cached_tokens),
-                       READ(output_tokens),
-                       READ(reasoning_tokens),
-                       READ(drafted),
-                       READ(accepted),
-                       READ(steps),
-                       READ(step_rows),
-                       READ(busy_ns),
-                       READ(evicted_pages),
-                       READ(queued),
-                       READ(running),
-                       READ(prefilling),
-                       READ(pages_free),
-                       READ(index_nodes),
-                       READ(index_pages),
-                       .pages_total = engine->info.page_count};
+    eng_stats stats = {READ(requests),         READ(finished),
+                       READ(cancelled),        READ(failed),
+                       READ(prompt_tokens),    READ(cached_tokens),
+                       READ(restored_tokens),  READ(output_tokens),
+                       READ(reasoning_tokens), READ(drafted),
+                       READ(accepted),         READ(steps),
+                       READ(step_rows),        READ(busy_ns),
+                       READ(evicted_pages),    READ(queued),
+                       READ(running),          READ(prefilling),
+                       READ(pages_free),       READ(index_nodes),
+                       READ(index_pages),      .pages_total = engine->info.page_count};
 #undef READ
+    if (engine->tier.store == NULL)
+        return stats;
+    kv_store_stats disk = kv_store_get_stats(engine->tier.store);
+    stats.disk_open = true;
+    stats.disk_records = disk.records;
+    stats.disk_bytes = disk.bytes;
+    stats.disk_queued = disk.queued;
+    stats.disk_written_bytes = disk.written_bytes;
+    stats.disk_read_bytes = disk.read_bytes;
+    stats.disk_refused =
+        disk.refused_queue + disk.refused_budget + disk.refused_stopped + disk.refused_records;
+    stats.disk_dropped = disk.evicted + disk.corrupt;
+    stats.disk_corrupt = disk.corrupt;
+    stats.disk_errors = disk.disk_full + disk.write_errors + disk.read_errors;
+    stats.disk_paused = !disk.writing;
+    stats.disk_full = disk.full;
+    return stats;
 }

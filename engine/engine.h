@@ -262,8 +262,16 @@ typedef struct eng_options {
     uint32_t context_max; /* 0: the model's */
     uint32_t sequences_max, queue_max, step_rows_max, prefill_chunk;
     int32_t draft_tokens; /* 0: off; 1…block: fixed; -1: adaptive */
+    bool evict_lru;       /* what was used longest ago goes first; else what is worth least */
+    const char
+        *disk; /* folder of the disk tier, made if absent (its parent is there); NULL: none */
+    uint64_t disk_bytes;                               /* on disk at most */
+    uint64_t disk_write_bytes_s, disk_write_bytes_day; /* budgets of writing; 0: none */
     eng_sink sink;
-    uint32_t slow_step_us; /* tests: sleep so long in every step; 0 in production */
+    /* tests; 0 in production */
+    uint32_t slow_step_us;             /* sleep so long in every step */
+    uint32_t disk_retry_ms;            /* pause after a failed write; 0: the store's own */
+    const struct kv_store_io *disk_io; /* the disk's calls; NULL: the system's */
 } eng_options;
 
 typedef struct eng_info {
@@ -282,7 +290,8 @@ typedef struct eng_info {
 } eng_info;
 
 /* Loads, checks and starts the engine thread. Fails with file, key and reason (BASE_FORMAT,
- * BASE_UNSUPPORTED, BASE_IO, BASE_NOMEM). */
+ * BASE_UNSUPPORTED, BASE_IO, BASE_NOMEM; the disk tier's index: BASE_CONFLICT another process has
+ * it, BASE_UNSUPPORTED a newer schema, BASE_IO). */
 base_code eng_create(eng_engine **out, const eng_options *options, base_err *err);
 /* Stops the thread; running requests get DONE with ENG_FINISH_CANCELLED first. */
 void eng_destroy(eng_engine *engine); /* NULL is fine */
@@ -295,8 +304,8 @@ base_code eng_submit(eng_engine *engine, const eng_request *request, base_err *e
 /* The request ends at the next step boundary with ENG_FINISH_CANCELLED, in the queue and in prefill
  * too; unknown ids are ignored. Thread: any. */
 void eng_cancel(eng_engine *engine, uint64_t id);
-/* How many of these tokens are cached now; an estimate, for admission. Thread: any; answered from a
- * snapshot lock. */
+/* How many of these tokens are cached now, in memory or on disk; an estimate, for admission.
+ * Thread: any; takes two short locks. */
 uint32_t eng_peek_cached(eng_engine *engine, uint64_t space, const int32_t *tokens,
                          uint32_t token_count);
 
@@ -318,11 +327,21 @@ base_code eng_drop(eng_engine *engine, uint64_t space, base_err *err);
 
 typedef struct eng_stats {
     uint64_t requests, finished, cancelled, failed;
-    uint64_t prompt_tokens, cached_tokens, output_tokens, reasoning_tokens, drafted, accepted;
+    uint64_t prompt_tokens, cached_tokens, restored_tokens;
+    uint64_t output_tokens, reasoning_tokens, drafted, accepted;
     uint64_t steps, step_rows, busy_ns;
     uint32_t queued, running, prefilling;
     uint32_t pages_free, pages_total, index_nodes, index_pages;
     uint64_t evicted_pages;
+    /* the disk tier */
+    uint64_t disk_records, disk_bytes, disk_queued; /* there now; waiting to be written */
+    uint64_t disk_written_bytes, disk_read_bytes;
+    uint64_t
+        disk_refused; /* records that found no room in queue, budget or bound, or the tier paused */
+    uint64_t disk_dropped;              /* records that went for room or were damaged */
+    uint64_t disk_corrupt, disk_errors; /* damaged records; calls that failed, a full disk's too */
+    bool disk_open, disk_paused;        /* paused: nothing is written for now */
+    bool disk_full;                     /* paused, and the last failure was a full disk */
 } eng_stats;
 eng_stats eng_get_stats(
     const eng_engine *engine); /* thread: any; each counter is exact, the set is not a snapshot */

@@ -5,14 +5,29 @@
 #include <stdatomic.h>
 
 #include "cache/index.h"
+#include "cache/store.h"
 #include "engine/chat.h"
 #include "engine/draft.h"
 #include "engine/engine.h"
 #include "engine/model.h"
+#include "engine/past.h"
 #include "engine/sample.h"
 #include "engine/sched.h"
 #include "engine/speculate.h"
 #include "engine/token.h"
+
+#define ENG_FETCHES_MAX 32
+
+/* Pages of a waiting sequence on their way back from disk. */
+typedef struct eng_fetch {
+    kv_restore *restore;      /* NULL: free */
+    struct eng_sequence *seq; /* NULL: it ended meanwhile */
+    uint32_t from;            /* tokens that memory had */
+    uint64_t owner;           /* of the pages' append rights */
+    uint32_t *pages;          /* [pages_max], page_count of them held */
+    uint32_t page_count;
+    bool stale; /* rows of its namespace were erased since: nothing of it is listed */
+} eng_fetch;
 
 typedef struct eng_sequence {
     eng_request request; /* its pointers are the caller's until DONE */
@@ -38,6 +53,11 @@ typedef struct eng_sequence {
     uint32_t *pages; /* [pages_max] */
     uint32_t page_count;
     uint32_t run;
+    uint32_t draft_from; /* the drafter has no rows before it */
+    eng_fetch *fetch;    /* it waits for these pages; `pages` holds what memory had before them */
+    bool fetched;        /* the disk was asked */
+    uint32_t restored_from, restored_to; /* tokens that it brought */
+    uint64_t call_class;                 /* namespace and name of the last call, for the pause */
     uint32_t draft_count;
     int32_t draft[ENG_SPEC_BLOCK_MAX];
     eng_usage usage;
@@ -69,6 +89,18 @@ typedef struct eng_part_slot {
     size_t offset, length; /* in part_text */
 } eng_part_slot;
 
+/* The disk tier, see tier.c. */
+typedef struct eng_tier {
+    kv_store *store; /* NULL: none */
+    kv_plane *draft_planes;
+    kv_layout draft_layout;
+    eng_fetch fetches[ENG_FETCHES_MAX];
+    uint32_t fetch_max;
+    uint32_t waiting;  /* sequences that wait for a fetch */
+    double token_s;    /* of a prefill token, averaged; 0: none was measured */
+    uint64_t short_ns; /* since when pages are short while the tier holds some; 0: not now */
+} eng_tier;
+
 struct eng_engine {
     eng_options options;
     eng_info info;
@@ -81,6 +113,9 @@ struct eng_engine {
     kv_pool *pool;
     kv_index *index;
     pthread_mutex_t index_lock;
+    eng_tier tier;
+    eng_past past;
+    bool *draft_whole;  /* [page_count] the drafter has its rows of every row of the page */
     uint32_t pages_max; /* of one eng_sequence */
     int32_t end_tokens[8];
     uint32_t end_token_count;
@@ -90,6 +125,7 @@ struct eng_engine {
     uint32_t active_count;
     eng_sequence *queue_head, *queue_tail;
     uint64_t numbers;
+    bool moved;   /* this pass of the loop changed something */
     bool crowded; /* a sequence was preempted: admit nobody until one of those left has ended */
 
     /* one step's arrays, allocated at start */
@@ -123,6 +159,7 @@ struct eng_engine {
     } cancels, cancels_taken; /* the second is the engine thread's, swapped by drain */
     _Atomic uint32_t waiting; /* submitted and not active: inbox and queue */
     eng_order *orders;        /* newest first: each stands for itself */
+    bool woken;               /* the store has something to poll */
     bool stop, stopped;
     pthread_t thread;
     bool thread_running;
@@ -130,7 +167,7 @@ struct eng_engine {
     struct {
         _Atomic uint64_t requests, finished, cancelled, failed, prompt_tokens, cached_tokens,
             output_tokens, reasoning_tokens, drafted, accepted, steps, step_rows, busy_ns,
-            evicted_pages;
+            evicted_pages, restored_tokens;
         _Atomic uint32_t queued, running, prefilling, pages_free, index_nodes, index_pages;
     } stats;
 };
@@ -147,3 +184,58 @@ void eng__add_part(void *ctx, const eng_part *part);
 void eng__update_gauges(eng_engine *engine);
 /* The engine thread's main function; arg is the engine. */
 void *eng__run(void *arg);
+/* Waits for the store's wake, a few milliseconds at most. */
+void eng__wait(eng_engine *engine);
+
+/* ---- pages.c ---- */
+
+static inline uint32_t eng__known(const eng_sequence *seq)
+{
+    return seq->request.token_count + seq->output_count;
+}
+
+/* The first `count` known tokens, whole; in the step's scratch if they reach into the output. */
+const int32_t *eng__known_tokens(const eng_sequence *seq, uint32_t count);
+/* Makes room for `count` free pages by eviction; false if that many cannot be had now. */
+bool eng__make_room(eng_engine *engine, uint32_t count);
+/* Makes room even of what is pinned: for a sequence that runs alone. */
+bool eng__force_room(eng_engine *engine, uint32_t count);
+uint32_t eng__alloc_page(eng_engine *engine, uint64_t owner); /* KV_PAGE_NONE: no room */
+/* Takes the pages of the longest cached prefix of these tokens: page_count, run, draft_from. */
+void eng__match_pages(eng_engine *engine, eng_sequence *seq, const int32_t *tokens, uint32_t count);
+void eng__drop_pages(eng_engine *engine, eng_sequence *seq);
+/* Lists what has been run, so that others (and this one's next turn) find it. Returns its tokens.
+ */
+uint32_t eng__list_pages(eng_engine *engine, const eng_sequence *seq);
+/* Lists and offers to the disk what a turn has run, and notes that its session pauses. */
+void eng__leave_pages(eng_engine *engine, const eng_sequence *seq);
+/* What a pause behind this call waits for. */
+uint64_t eng__call_class(const eng_sequence *seq, const char *name, size_t length);
+/* The append right on the last page, filled to `tokens` rows; or a copy of those rows, in a page of
+ * its own. False: no room. */
+bool eng__own_last_page(eng_engine *engine, eng_sequence *seq, uint32_t tokens);
+/* Pages for positions up to `end`, exclusive. False: no room. */
+bool eng__grow_pages(eng_engine *engine, eng_sequence *seq, uint32_t end);
+void eng__raise_filled(eng_engine *engine, eng_sequence *seq, uint32_t run);
+
+/* ---- tier.c ---- */
+
+base_code eng__tier_open(eng_engine *engine, base_err *err);
+void eng__tier_close(eng_engine *engine); /* no fetch is left */
+/* Begins to read what the disk has of tokens[0..count) beyond what `seq` has just matched. True:
+ * the sequence waits (seq->fetch) and keeps its matched pages, whole ones only. */
+bool eng__tier_fetch(eng_engine *engine, eng_sequence *seq, const int32_t *tokens, uint32_t count);
+/* Once a pass of the loop: takes back what was written, settles fetches that are done. */
+void eng__tier_poll(eng_engine *engine);
+void eng__tier_abandon(eng_engine *engine, eng_sequence *seq); /* the sequence ends */
+void eng__tier_end_fetches(eng_engine *engine);                /* waits */
+uint32_t eng__tier_pages(const eng_engine *engine);            /* held by fetches */
+/* Whether to wait for pages that the tier holds. It gives them up if that takes long. */
+bool eng__tier_wait(eng_engine *engine);
+/* Offers tokens[0..count), which the sequence has run. */
+void eng__tier_write(eng_engine *engine, const eng_sequence *seq, const int32_t *tokens,
+                     uint32_t count);
+void eng__tier_observe_prefill(eng_engine *engine, uint32_t rows, uint64_t ns);
+void eng__tier_erase(eng_engine *engine, uint64_t space, const int32_t *tokens, uint32_t count,
+                     uint32_t kept);
+void eng__tier_drop(eng_engine *engine, uint64_t space);

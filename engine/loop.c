@@ -24,6 +24,7 @@
  * a lock only because eng_peek_cached reads it from workers. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "engine/base/clock.h"
@@ -32,10 +33,7 @@
 #include "engine/base/thread.h"
 #include "engine/engine_internal.h"
 
-static uint32_t known(const eng_sequence *seq)
-{
-    return seq->request.token_count + seq->output_count;
-}
+#define WAIT_NS 5000000 /* for the disk tier: a deadline or a cancel is late by so much at most */
 
 static int32_t token_at(const eng_sequence *seq, uint32_t position)
 {
@@ -71,6 +69,8 @@ void eng__add_part(void *ctx, const eng_part *part)
     base_buf_add(&engine->part_text, part->text, part->length);
     if (engine->part_text.failed)
         base_fail(&seq->err, BASE_NOMEM, "out of memory for output text");
+    if (part->kind == ENG_PART_CALL_BEGIN)
+        seq->call_class = eng__call_class(seq, part->text, part->length);
     if (joins)
         last->length += part->length;
     else
@@ -110,92 +110,6 @@ static void emit(eng_engine *engine, eng_sequence *seq, eng_event_kind kind)
     base_buf_clear(&engine->part_text);
 }
 
-/* ---- pages ---- */
-
-/* Makes room for `count` free pages by eviction; false if that many cannot be had now. */
-static bool make_room(eng_engine *engine, uint32_t count)
-{
-    if (kv_pool_free_count(engine->pool) >= count)
-        return true;
-    pthread_mutex_lock(&engine->index_lock);
-    uint32_t freed = kv_index_evict(engine->index, count, base_now_ns());
-    pthread_mutex_unlock(&engine->index_lock);
-    ENG_COUNT(engine, evicted_pages, freed);
-    return kv_pool_free_count(engine->pool) >= count;
-}
-
-static void drop_pages(eng_engine *engine, eng_sequence *seq)
-{
-    for (uint32_t i = 0; i < seq->page_count; i++) {
-        kv_pool_release(engine->pool, seq->pages[i], seq->number);
-        kv_pool_unref(engine->pool, seq->pages[i]);
-    }
-    seq->page_count = 0;
-    seq->run = 0;
-}
-
-/* Lists what has been run, so that others (and this one's next turn) find it. */
-static void list_pages(eng_engine *engine, eng_sequence *seq, int32_t *scratch_tokens)
-{
-    uint32_t count = seq->run;
-    if (count == 0)
-        return;
-    const int32_t *tokens = seq->request.tokens;
-    if (count > seq->request.token_count) {
-        memcpy(scratch_tokens, seq->request.tokens, seq->request.token_count * sizeof *tokens);
-        memcpy(scratch_tokens + seq->request.token_count, seq->output,
-               (count - seq->request.token_count) * sizeof *tokens);
-        tokens = scratch_tokens;
-    }
-    pthread_mutex_lock(&engine->index_lock);
-    kv_index_insert(engine->index, seq->request.space, tokens, count, seq->pages, base_now_ns());
-    pthread_mutex_unlock(&engine->index_lock);
-}
-
-/* A copy of the first `tokens` rows of the sequence's last page, in a page of its own. */
-static bool own_last_page(eng_engine *engine, eng_sequence *seq, uint32_t tokens)
-{
-    uint32_t last = seq->page_count - 1, from = seq->pages[last];
-    if (kv_pool_claim(engine->pool, from, seq->number, tokens))
-        return true;
-    if (!make_room(engine, 1))
-        return false;
-    uint32_t to = kv_pool_alloc(engine->pool, seq->number);
-    if (to == KV_PAGE_NONE)
-        return false;
-    kn_kv_copy_page(engine->kv, to, from, tokens);
-    if (engine->draft_kv != NULL)
-        kn_kv_copy_page(engine->draft_kv, to, from, tokens);
-    kv_pool_set_filled(engine->pool, to, seq->number, tokens);
-    kv_pool_unref(engine->pool, from);
-    seq->pages[last] = to;
-    return true;
-}
-
-/* Pages for positions up to `end`, exclusive. */
-static bool grow_pages(eng_engine *engine, eng_sequence *seq, uint32_t end)
-{
-    uint32_t want = (end + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS;
-    while (seq->page_count < want) {
-        if (!make_room(engine, 1))
-            return false;
-        uint32_t page = kv_pool_alloc(engine->pool, seq->number);
-        if (page == KV_PAGE_NONE)
-            return false;
-        seq->pages[seq->page_count++] = page;
-    }
-    return true;
-}
-
-static void raise_filled(eng_engine *engine, eng_sequence *seq, uint32_t run)
-{
-    uint32_t first = seq->run / KV_PAGE_TOKENS, last = (run - 1) / KV_PAGE_TOKENS;
-    for (uint32_t i = first; i <= last; i++)
-        kv_pool_set_filled(engine->pool, seq->pages[i], seq->number,
-                           (uint32_t)base_min(run - i * KV_PAGE_TOKENS, KV_PAGE_TOKENS));
-    seq->run = run;
-}
-
 /* ---- ending ---- */
 
 static void note_finish(eng_sequence *seq, eng_finish finish)
@@ -210,6 +124,8 @@ static void note_finish(eng_sequence *seq, eng_finish finish)
 static void close_sequence(eng_engine *engine, eng_sequence *seq)
 {
     uint64_t now = base_now_ns();
+    engine->moved = true;
+    eng__tier_abandon(engine, seq);
     if (seq->decoder != NULL)
         eng_decoder_finish(seq->decoder);
     seq->usage.prompt_tokens = seq->request.token_count;
@@ -237,8 +153,8 @@ static void close_sequence(eng_engine *engine, eng_sequence *seq)
 static void retire(eng_engine *engine, uint32_t at)
 {
     eng_sequence *seq = engine->active[at];
-    list_pages(engine, seq, (int32_t *)engine->scratch);
-    drop_pages(engine, seq);
+    eng__leave_pages(engine, seq);
+    eng__drop_pages(engine, seq);
     engine->active[at] = engine->active[--engine->active_count];
     engine->crowded = false;
     close_sequence(engine, seq);
@@ -249,9 +165,11 @@ static void retire(eng_engine *engine, uint32_t at)
 static void preempt(eng_engine *engine, uint32_t at)
 {
     eng_sequence *seq = engine->active[at];
-    list_pages(engine, seq, (int32_t *)engine->scratch);
-    drop_pages(engine, seq);
+    uint32_t listed = eng__list_pages(engine, seq);
+    eng_past_note(&engine->past, seq->request.space, eng__known_tokens(seq, listed), listed);
+    eng__drop_pages(engine, seq);
     engine->active[at] = engine->active[--engine->active_count];
+    engine->moved = true;
     seq->draft_count = 0;
     seq->next = engine->queue_head;
     engine->queue_head = seq;
@@ -385,64 +303,84 @@ static void deliver(eng_engine *engine, eng_sequence *seq)
     emit(engine, seq, ENG_EVENT_STEP);
 }
 
+/* Takes the cached prefix and makes sure that the rest has room. False: not now. */
+static bool take_pages(eng_engine *engine, eng_sequence *seq)
+{
+    /* All but the last known token may come from the cache: its row is needed for logits, unless
+     * none are wanted. */
+    uint32_t count = eng__known(seq) - !seq->closing;
+    const int32_t *tokens = eng__known_tokens(seq, count);
+    eng__match_pages(engine, seq, tokens, count);
+    if (eng__tier_fetch(engine, seq, tokens, count))
+        return false;
+    uint32_t tail = seq->run % KV_PAGE_TOKENS;
+    uint32_t want =
+        (eng__known(seq) + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS - seq->page_count + (tail != 0);
+    /* Wait while others run and free their pages; alone, everything can be evicted. */
+    bool room =
+        eng__make_room(engine, want) || (engine->active_count == 0 && !eng__tier_wait(engine) &&
+                                         eng__force_room(engine, tail != 0));
+    if (!room || (tail != 0 && !eng__own_last_page(engine, seq, tail))) {
+        eng__drop_pages(engine, seq);
+        return false;
+    }
+    if (!seq->started && seq->run < count)
+        seq->usage.evicted_tokens =
+            eng_past_gone(&engine->past, seq->request.space, tokens, count, seq->run);
+    return true;
+}
+
+static void tell_start(eng_engine *engine, eng_sequence *seq)
+{
+    uint64_t now = base_now_ns();
+    seq->started = true;
+    seq->admitted_ns = now;
+    seq->usage.prompt_tokens = seq->request.token_count;
+    seq->usage.cached_tokens = seq->run;
+    if (seq->run > seq->restored_from)
+        seq->usage.restored_tokens =
+            (uint32_t)base_min(seq->run, seq->restored_to) - seq->restored_from;
+    seq->usage.queue_ns = now - seq->submitted_ns;
+    ENG_COUNT(engine, prompt_tokens, seq->request.token_count);
+    ENG_COUNT(engine, cached_tokens, seq->run);
+    ENG_COUNT(engine, restored_tokens, seq->usage.restored_tokens);
+    emit(engine, seq, ENG_EVENT_STARTED);
+}
+
+/* In order of arrival; those whose pages are on their way back from disk let others pass. */
 static void admit(eng_engine *engine)
 {
     if (engine->active_count == 0)
         engine->crowded = false;
-    while (!engine->crowded && engine->queue_head != NULL &&
-           engine->active_count < engine->options.sequences_max) {
-        eng_sequence *seq = engine->queue_head;
-        uint64_t now = base_now_ns();
-        bool late = seq->request.deadline_ns != 0 && now > seq->request.deadline_ns;
-        if (!seq->cancelled && !late) {
-            /* All but the last known token may come from the cache: its row is needed for logits,
-             * unless none are wanted. */
-            uint32_t count = known(seq) - !seq->closing;
-            const int32_t *tokens = seq->request.tokens;
-            if (count > seq->request.token_count) {
-                int32_t *joined = engine->scratch;
-                memcpy(joined, seq->request.tokens, seq->request.token_count * sizeof *joined);
-                memcpy(joined + seq->request.token_count, seq->output,
-                       (count - seq->request.token_count) * sizeof *joined);
-                tokens = joined;
-            }
-            pthread_mutex_lock(&engine->index_lock);
-            kv_match match =
-                kv_index_match(engine->index, seq->request.space, tokens, count, seq->pages, now);
-            pthread_mutex_unlock(&engine->index_lock);
-            seq->page_count = match.page_count;
-            seq->run = match.tokens;
-            uint32_t tail = match.tokens % KV_PAGE_TOKENS;
-            uint32_t want =
-                (known(seq) + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS - match.page_count + (tail != 0);
-            /* Wait while others run and free their pages; alone, everything can be evicted. */
-            if ((engine->active_count > 0 && !make_room(engine, want)) ||
-                (tail != 0 && !own_last_page(engine, seq, tail))) {
-                drop_pages(engine, seq);
-                return;
-            }
+    eng_sequence **link = &engine->queue_head, *before = NULL, *seq;
+    while ((seq = *link) != NULL) {
+        bool closed = engine->crowded ||
+                      engine->active_count + engine->tier.waiting >= engine->options.sequences_max;
+        if (closed && seq->fetch == NULL)
+            return;
+        bool late = seq->request.deadline_ns != 0 && base_now_ns() > seq->request.deadline_ns;
+        bool ends = seq->cancelled || late;
+        if (!ends && seq->fetch == NULL && !take_pages(engine, seq) && seq->fetch == NULL)
+            return;
+        if (!ends && seq->fetch != NULL) {
+            before = seq;
+            link = &seq->next;
+            continue;
         }
-        engine->queue_head = seq->next;
-        if (engine->queue_head == NULL)
-            engine->queue_tail = NULL;
+        *link = seq->next;
+        if (engine->queue_tail == seq)
+            engine->queue_tail = before;
         engine->waiting--;
-        if (seq->cancelled || late) {
+        engine->moved = true;
+        if (ends) {
             note_finish(seq, seq->cancelled ? ENG_FINISH_CANCELLED : ENG_FINISH_DEADLINE);
             close_sequence(engine, seq);
             continue;
         }
-        if (!seq->started) {
-            seq->started = true;
-            seq->admitted_ns = now;
-            seq->usage.prompt_tokens = seq->request.token_count;
-            seq->usage.cached_tokens = seq->run;
-            seq->usage.queue_ns = now - seq->submitted_ns;
-            ENG_COUNT(engine, prompt_tokens, seq->request.token_count);
-            ENG_COUNT(engine, cached_tokens, seq->run);
-            emit(engine, seq, ENG_EVENT_STARTED);
-        }
+        if (!seq->started)
+            tell_start(engine, seq);
         engine->active[engine->active_count++] = seq;
-        if (seq->closing && seq->run == known(seq))
+        if (seq->closing && seq->run == eng__known(seq))
             note_finish(seq, ENG_FINISH_STOP);
         force_call(engine, seq);
         deliver(engine, seq);
@@ -456,13 +394,14 @@ static void propose(eng_engine *engine)
     for (uint32_t i = 0; i < engine->active_count; i++) {
         eng_sequence *seq = engine->active[i];
         seq->draft_count = 0;
-        if (known(seq) - seq->run != 1 || seq->output_count == 0 || seq->closing ||
+        if (eng__known(seq) - seq->run != 1 || seq->output_count == 0 || seq->closing ||
             seq->output_max - seq->output_count < 2)
             continue;
         engine->order[count] = i;
         engine->draft_inputs[count] = (eng_draft_input){
             .anchor = token_at(seq, seq->run),
             .anchor_pos = seq->run,
+            .context_from = seq->draft_from,
             .pages = seq->pages,
             .sampling = &seq->request.sampling,
             .output_index = seq->output_count,
@@ -522,32 +461,41 @@ static void sample_sequence(eng_engine *engine, eng_sequence *seq, uint32_t firs
         eng_spec_observe_round(&engine->spec, picks - 1, accepted + 1);
     }
     /* Rows up to the last accepted one count; those behind it hold rejected drafts. */
-    raise_filled(engine, seq, run_before + accepted + 1);
+    eng__raise_filled(engine, seq, run_before + accepted + 1);
     seq->usage.steps++;
 }
 
-/* Grants pages to the planned rows; a sequence that gets none is preempted, or makes the youngest
- * other one go. */
-static bool secure_pages(eng_engine *engine, uint32_t at)
+typedef enum secured { SECURED, NOT_NOW, PREEMPTED } secured;
+
+/* Grants pages to the planned rows; a sequence that gets none waits for those of the disk tier, is
+ * preempted, or makes the youngest other one go. */
+static secured secure_pages(eng_engine *engine, uint32_t at)
 {
     eng_sequence *seq = engine->active[at];
-    while (!grow_pages(engine, seq, seq->run + engine->plan[at].rows)) {
+    uint32_t end = seq->run + engine->plan[at].rows;
+    while (!eng__grow_pages(engine, seq, end)) {
+        if (eng__tier_wait(engine))
+            return NOT_NOW;
         uint32_t victim = UINT32_MAX;
         for (uint32_t i = 0; i < engine->active_count; i++)
             if (i != at && (victim == UINT32_MAX ||
                             engine->active[i]->number > engine->active[victim]->number))
                 victim = i;
         if (victim == UINT32_MAX) {
-            base_fail(&seq->err, BASE_NOMEM, "page memory is too small for %u tokens", known(seq));
+            if (eng__force_room(engine, 1))
+                continue;
+            base_fail(&seq->err, BASE_NOMEM, "page memory is too small for %u tokens",
+                      eng__known(seq));
             note_finish(seq, ENG_FINISH_ERROR);
-            return false;
+            engine->moved = true;
+            return PREEMPTED;
         }
         if (engine->active[victim]->number < seq->number)
             victim = at;
         preempt(engine, victim);
-        return false;
+        return PREEMPTED;
     }
-    return true;
+    return SECURED;
 }
 
 static void reap(eng_engine *engine)
@@ -569,7 +517,7 @@ static uint32_t plan_rows(eng_engine *engine)
     for (uint32_t i = 0; i < engine->active_count; i++) {
         eng_sequence *seq = engine->active[i];
         engine->plan[i] = (eng_sched_seq){
-            .need = known(seq) - seq->run, .draft = seq->draft_count, .arrival = seq->number};
+            .need = eng__known(seq) - seq->run, .draft = seq->draft_count, .arrival = seq->number};
     }
     eng_sched_limits limits = {.rows_max = engine->options.step_rows_max,
                                .prefill_chunk = engine->options.prefill_chunk,
@@ -583,9 +531,13 @@ static void step(eng_engine *engine)
     if (engine->draft != NULL && engine->options.draft_tokens != 0)
         propose(engine);
     plan_rows(engine);
-    for (uint32_t i = 0; i < engine->active_count; i++)
-        if (engine->plan[i].rows > 0 && !secure_pages(engine, i))
+    for (uint32_t i = 0; i < engine->active_count; i++) {
+        secured pages = engine->plan[i].rows > 0 ? secure_pages(engine, i) : SECURED;
+        if (pages == PREEMPTED)
             return; /* the set of sequences changed: plan again */
+        if (pages == NOT_NOW)
+            engine->plan[i].rows = 0;
+    }
     uint32_t rows = 0, picks = 0, prefilling = 0;
     for (uint32_t i = 0; i < engine->active_count; i++) {
         eng_sequence *seq = engine->active[i];
@@ -617,16 +569,19 @@ static void step(eng_engine *engine)
                       layers, layer_count, engine->features);
     if (engine->draft != NULL)
         eng_draft_append(engine->draft, engine->draft_kv, &batch, engine->features);
+    engine->moved = true;
     if (prefilling == 0)
         eng_spec_observe_step(&engine->spec, rows, base_now_ns() - forward);
+    else
+        eng__tier_observe_prefill(engine, rows, base_now_ns() - forward);
     for (uint32_t i = 0; i < engine->active_count; i++) {
         eng_sequence *seq = engine->active[i];
         uint32_t n = engine->plan[i].rows, need = engine->plan[i].need;
         if (n == 0)
             continue;
         if (n < need || seq->closing) {
-            raise_filled(engine, seq, seq->run + n);
-            if (seq->closing && seq->run == known(seq))
+            eng__raise_filled(engine, seq, seq->run + n);
+            if (seq->closing && seq->run == eng__known(seq))
                 note_finish(seq, ENG_FINISH_STOP);
             continue;
         }
@@ -635,7 +590,7 @@ static void step(eng_engine *engine)
             seq->first_ns = base_now_ns();
             seq->usage.ttft_ns = seq->first_ns - seq->submitted_ns;
             seq->usage.prefill_ns = seq->first_ns - seq->admitted_ns;
-            list_pages(engine, seq, (int32_t *)engine->scratch);
+            eng__list_pages(engine, seq);
         }
         deliver(engine, seq);
     }
@@ -680,11 +635,16 @@ static void check_all(eng_engine *engine, base_err *err)
         base_fail(err, BASE_CONFLICT, "%u sequences are running", engine->active_count);
         return;
     }
-    kv_index_stats stats = kv_index_get_stats(engine->index);
+    uint32_t listed = kv_index_get_stats(engine->index).pages, fetched = eng__tier_pages(engine);
     uint32_t held = kv_pool_page_count(engine->pool) - kv_pool_free_count(engine->pool);
-    if (kv_pool_check(engine->pool, err) && kv_index_check(engine->index, err) &&
-        held != stats.pages)
-        base_fail(err, BASE_CONFLICT, "%u pages are held, the index lists %u", held, stats.pages);
+    if (!kv_pool_check(engine->pool, err) || !kv_index_check(engine->index, err) ||
+        (engine->tier.store != NULL && !kv_store_check(engine->tier.store, err)))
+        return;
+    /* What waits to be written is listed, too, unless it was erased since; eng_check has flushed.
+     */
+    if (held != listed + fetched)
+        base_fail(err, BASE_CONFLICT, "%u pages are held, the index lists %u, fetches %u", held,
+                  listed, fetched);
 }
 
 static void obey(eng_engine *engine, eng_order *orders)
@@ -700,6 +660,10 @@ static void obey(eng_engine *engine, eng_order *orders)
         else
             kv_index_drop(engine->index, order->space);
         pthread_mutex_unlock(&engine->index_lock);
+        if (order->kind == ENG_ORDER_ERASE)
+            eng__tier_erase(engine, order->space, order->tokens, order->count, order->kept);
+        else if (order->kind == ENG_ORDER_DROP)
+            eng__tier_drop(engine, order->space);
     }
     if (orders == NULL)
         return;
@@ -713,13 +677,45 @@ static void obey(eng_engine *engine, eng_order *orders)
     pthread_mutex_unlock(&engine->lock);
 }
 
-/* Takes what came in; waits if there is nothing to do. False when the engine is to stop. */
+/* Under lock. */
+static bool has_mail(const eng_engine *engine)
+{
+    return engine->stop || engine->woken || engine->inbox_head != NULL ||
+           engine->cancels.count > 0 || engine->orders != NULL;
+}
+
+/* Under lock. */
+static void wait_a_little(eng_engine *engine)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += WAIT_NS;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_cond_timedwait(&engine->wake, &engine->lock, &until);
+}
+
+void eng__wait(eng_engine *engine)
+{
+    pthread_mutex_lock(&engine->lock);
+    if (!engine->woken)
+        wait_a_little(engine);
+    engine->woken = false;
+    pthread_mutex_unlock(&engine->lock);
+}
+
+/* Takes what came in; waits if there is nothing to do, or nothing that can be done before the disk
+ * tier has moved. False when the engine is to stop. */
 static bool drain(eng_engine *engine)
 {
     pthread_mutex_lock(&engine->lock);
-    while (!engine->stop && engine->inbox_head == NULL && engine->cancels.count == 0 &&
-           engine->orders == NULL && engine->active_count == 0 && engine->queue_head == NULL)
+    bool busy = engine->active_count > 0 || engine->queue_head != NULL;
+    if (busy && !engine->moved && !has_mail(engine))
+        wait_a_little(engine);
+    while (!busy && !has_mail(engine))
         pthread_cond_wait(&engine->wake, &engine->lock);
+    bool woken = engine->woken;
+    engine->woken = engine->moved = false;
     if (engine->inbox_head != NULL) {
         if (engine->queue_tail != NULL)
             engine->queue_tail->next = engine->inbox_head;
@@ -738,6 +734,9 @@ static bool drain(eng_engine *engine)
     for (uint32_t i = 0; i < taken.count; i++)
         mark_cancelled(engine, taken.ids[i]);
     engine->cancels_taken.count = 0;
+    eng__tier_poll(engine);
+    if (woken)
+        eng__update_gauges(engine);
     obey(engine, orders);
     ENG_GAUGE(engine, queued, engine->waiting);
     return on;
@@ -778,6 +777,7 @@ void *eng__run(void *arg)
         note_finish(seq, ENG_FINISH_CANCELLED);
         close_sequence(engine, seq);
     }
+    eng__tier_end_fetches(engine);
     engine->options.sink.flush(engine->options.sink.ctx);
     pthread_mutex_lock(&engine->lock);
     engine->stopped = true;
