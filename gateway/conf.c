@@ -125,6 +125,16 @@ static const row rows[] = {
     {"metrics.public", BOOL, AT(metrics_public), "false",
      .help = "/metrics on the public ports too"},
 
+    {"cache.disk", BOOL, AT(cache_disk), "true", .help = "pages outlive the process, in DATA/kv"},
+    {"cache.disk_bytes", U64, AT(cache_disk_bytes), "4294967296", 16 * M, 1024 * 1024 * G,
+     .help = "on disk at most; what was used longest ago goes"},
+    {"cache.disk_write_bytes_s", U64, AT(cache_disk_write_bytes_s), "0", 0, 1024 * G,
+     .help = "budget of writing a second; 0: no bound"},
+    {"cache.disk_write_bytes_day", U64, AT(cache_disk_write_bytes_day), "0", 0, 1024 * 1024 * G,
+     .help = "budget of writing a day (UTC), kept over restarts; 0: no bound"},
+    {"cache.policy", CHOICE, AT(cache_policy), "value", .choices = "value|lru",
+     .help = "which pages leave memory first: worth least, or used longest ago"},
+
     {"data.path", TEXT, AT(data_path), "data",
      .help = "directory of everything that lasts; made if it is not there"},
     {"ledger.cached_ttl_s", U32, AT(ledger_cached_ttl_s), "86400", 0, 366ull * 86400,

@@ -59,6 +59,11 @@ typedef struct gw_conf {
     char *admin_listen; /* "": no admin listener */
     bool metrics_public;
 
+    bool cache_disk;
+    uint64_t cache_disk_bytes;
+    uint64_t cache_disk_write_bytes_s, cache_disk_write_bytes_day; /* 0: no bound */
+    char *cache_policy;                                            /* "value", "lru" */
+
     char *data_path;
     uint32_t ledger_cached_ttl_s;
 

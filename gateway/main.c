@@ -1,6 +1,7 @@
 /* Start and stop, in order. Everything that can fail for a reason outside of us fails here, before
  * anyone is served, in one line that names the file or key, with exit status 2. */
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
@@ -65,6 +66,9 @@ static base_code create_engine(gw_app *app, base_err *err)
 {
     const gw_conf *conf = app->conf;
     const char *draft = conf->model_draft;
+    char kv[PATH_MAX];
+    if ((size_t)snprintf(kv, sizeof kv, "%s/kv", conf->data_path) >= sizeof kv)
+        return base_fail_param(err, BASE_INVALID, "data.path", "data.path is too long");
     if (strcmp(draft, "auto") == 0)
         draft = NULL;
     else if (strcmp(draft, "off") == 0)
@@ -83,6 +87,11 @@ static base_code create_engine(gw_app *app, base_err *err)
         .step_rows_max = conf->engine_step_rows_max,
         .prefill_chunk = conf->engine_prefill_chunk_tokens,
         .draft_tokens = conf->engine_draft,
+        .evict_lru = strcmp(conf->cache_policy, "lru") == 0,
+        .disk = conf->cache_disk ? kv : NULL,
+        .disk_bytes = conf->cache_disk_bytes,
+        .disk_write_bytes_s = conf->cache_disk_write_bytes_s,
+        .disk_write_bytes_day = conf->cache_disk_write_bytes_day,
         .sink = gw_bridge_sink(app->bridge),
         .slow_step_us = conf->engine_slow_step_us,
     };

@@ -211,6 +211,8 @@ static void render_engine(const gw_app *app, base_buf *out)
     count(out, "prompt_tokens_total", "Prompt tokens, cached ones included.", s.prompt_tokens);
     count(out, "cached_tokens_total", "Prompt tokens taken from the prefix cache.",
           s.cached_tokens);
+    count(out, "restored_tokens_total", "Those of them that were read back from disk.",
+          s.restored_tokens);
     count(out, "output_tokens_total", "Tokens generated.", s.output_tokens);
     count(out, "reasoning_tokens_total", "Those of them that are reasoning.", s.reasoning_tokens);
     count(out, "drafted_tokens_total", "Draft tokens verified.", s.drafted);
@@ -227,6 +229,21 @@ static void render_engine(const gw_app *app, base_buf *out)
     gauge(out, "index_nodes", "Nodes of the prefix tree.", s.index_nodes);
     gauge(out, "index_pages", "Pages that the prefix tree holds.", s.index_pages);
     count(out, "evicted_pages_total", "Pages evicted from the prefix tree.", s.evicted_pages);
+    gauge(out, "disk_tier", "1 if pages are kept on disk.", s.disk_open);
+    gauge(out, "disk_records", "Pages and side records on disk.", (double)s.disk_records);
+    gauge(out, "disk_bytes", "What they take.", (double)s.disk_bytes);
+    gauge(out, "disk_queued", "Records that wait to be written.", (double)s.disk_queued);
+    gauge(out, "disk_paused", "1 while nothing is written, after an error.", s.disk_paused);
+    gauge(out, "disk_full", "1 if the last write found the disk full.", s.disk_full);
+    count(out, "disk_written_bytes_total", "Bytes of records written.", s.disk_written_bytes);
+    count(out, "disk_read_bytes_total", "Bytes of records read back.", s.disk_read_bytes);
+    count(out, "disk_refused_total",
+          "Records not written: no room in the queue, the budget or the bound, or paused.",
+          s.disk_refused);
+    count(out, "disk_dropped_total", "Records dropped for room or because they were damaged.",
+          s.disk_dropped);
+    count(out, "disk_corrupt_total", "Records found damaged.", s.disk_corrupt);
+    count(out, "disk_errors_total", "Reads and writes that failed.", s.disk_errors);
     gauge(out, "weight_bytes", "Bytes of weights.", (double)info->weight_bytes);
     gauge(out, "page_bytes", "Bytes of a page.", (double)info->page_bytes);
 }

@@ -564,6 +564,8 @@ static void on_event(gw_port *port, const eng_event *event)
         turn->state = GW_TURN_RUNNING;
         turn->usage.prompt_tokens = event->usage.prompt_tokens;
         turn->usage.cached_tokens = event->usage.cached_tokens;
+        turn->usage.restored_tokens = event->usage.restored_tokens;
+        turn->usage.evicted_tokens = event->usage.evicted_tokens;
         turn->usage.queue_ns = event->usage.queue_ns;
         if (turn->dialect->started)
             turn->dialect->started(turn);
@@ -747,6 +749,8 @@ static base_code submit(gw_turn *turn, base_err *err)
     request->thinking = turn->prompt.thinking;
     request->tools = turn->chat.tools;
     request->tool_count = turn->chat.tool_count;
+    request->no_disk = turn->retention == GW_RETAIN_USAGE ||
+                       (turn->retention == GW_RETAIN_CACHED && !conf->ledger_cached_ttl_s);
     if (conf->limits_request_timeout_ms)
         request->deadline_ns =
             turn->received_ns + (uint64_t)conf->limits_request_timeout_ms * 1000000;
