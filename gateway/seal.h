@@ -4,7 +4,7 @@
  * The key is 32 random bytes in DATA/key (0600), made at the first start. Without it, what was
  * sealed before is a stranger's: accepted and of no use, never an error. Thread: any, once open. */
 #pragma once
-#include "engine/base/err.h"
+#include "engine/base/buf.h"
 #include "gateway/ledger.h"
 
 #define GW_SEAL_TEXT_BYTES 60 /* base64 of version, 12 bytes of a turn's id, 32 of its HMAC */
@@ -20,3 +20,16 @@ void gw_seal_turn(const gw_seal *seal, char out[GW_SEAL_TEXT_BYTES + 1], int64_t
                   const gw_id *turn);
 /* The turn that a signature names. False for "", foreign and forged ones. */
 bool gw_seal_read(const gw_seal *seal, gw_id *turn, int64_t tenant, eng_text text);
+
+/* Sealed texts: AES-256-GCM under a key derived for `use` alone, with the tenant and `bound` as
+ * associated data; base64 with a mark in front that says it is one of ours. The nonce is a MAC of
+ * all that goes in, so the same content seals to the same text, which a replayed stream needs, and
+ * no nonce serves two contents. Appends to `out`; BASE_NOMEM, BASE_IO. */
+base_code gw_seal_wrap(const gw_seal *seal, base_buf *out, const char *use, int64_t tenant,
+                       eng_text bound, const void *content, size_t length, base_err *err);
+/* True for texts that begin like gw_seal_wrap's. */
+bool gw_seal_is_ours(eng_text text);
+/* Appends the content. BASE_FORMAT: not one of ours. BASE_DENIED: it was changed, or belongs to
+ * another use, tenant, bound or key. */
+base_code gw_seal_unwrap(const gw_seal *seal, base_buf *out, const char *use, int64_t tenant,
+                         eng_text bound, eng_text text, base_err *err);
