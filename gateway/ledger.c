@@ -1,6 +1,6 @@
 /* gw_ledger: see the header. Here: the writer, the keeper, the readers, figures, open and close.
  * Beside it: ledger_db.c connections and statements, ledger_commit.c writing a turn, ledger_match.c
- * look-ups, ledger_read.c reading, ledger_sweep.c expiry, ledger_tenant.c tenants and keys.
+ * look-ups, ledger_read.c reading, ledger_sweep.c what leaves, ledger_tenant.c tenants and keys.
  *
  * Writer: takes all that waits (at most GW_BATCH_MAX), one BEGIN IMMEDIATE … COMMIT, then the
  * callbacks. If one turn's statements or the commit fail, the batch is rolled back and each turn
@@ -11,7 +11,8 @@
  * back: PASSIVE (it waits for nobody) when CHECKPOINT_PAGES have gathered, TRUNCATE after a second
  * without commits and at close. A reader that pinned the log could make it grow, so no statement
  * outlives the call that stepped it, and past RESTART_PAGES the checkpoint waits for readers
- * (busy_ms at most). */
+ * (busy_ms at most). What was deleted still stands in the log, so a deletion is followed by a
+ * TRUNCATE however busy it is (gw_ledger_purge). */
 #include "gateway/ledger_internal.h"
 
 #include <errno.h>
@@ -27,6 +28,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "engine/base/num.h"
 #include "engine/base/thread.h"
 
 #define MEMORY_BYTES (64u << 20)
@@ -35,7 +37,9 @@
 #define READERS_MAX 16
 #define CHECKPOINT_PAGES 1000 /* 4 MiB of 4 KiB pages */
 #define RESTART_PAGES 8000    /* 32 MiB */
-#define SWEEP_MS 30000
+#define SWEEP_NS 30000000000u
+#define TIDY_NS 1000000000u /* between looks at the bounds of bytes */
+#define IDLE_NS 1000000000u
 
 gw_id gw_id_mint(const char *prefix)
 {
@@ -153,14 +157,6 @@ base_code gw_on_writer(gw_ledger *ledger,
 
 /* ---- the keeper: the log and what expired ---- */
 
-static void checkpoint(gw_db *c, int mode)
-{
-    int log = 0, copied = 0;
-    int code = sqlite3_wal_checkpoint_v2(c->db, NULL, mode, &log, &copied);
-    if (code != SQLITE_OK && code != SQLITE_BUSY && code != SQLITE_LOCKED)
-        base_log(BASE_LOG_WARN, "checkpoint_failed reason=\"%s\"", sqlite3_errmsg(c->db));
-}
-
 static void wait_until(gw_ledger *ledger, uint64_t ns)
 {
     struct timespec at = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
@@ -175,37 +171,42 @@ static void *keeper_main(void *ctx)
     base_err err = BASE_ERR_INIT;
     if (gw_db_open(&c, ledger->file, ledger->options.busy_ms, false, &err))
         base_log(BASE_LOG_ERROR, "keeper_failed reason=\"%s\"", err.text);
-    uint64_t swept = 0;
+    uint64_t swept = 0, kept_small = 0;
     pthread_mutex_lock(&ledger->keeper_mutex);
     while (c && !ledger->keeper_stop) {
-        uint64_t now = base_now_ns();
+        uint64_t now = base_now_ns(), written = ledger->written_ns;
         uint32_t pages = ledger->wal_pages;
-        if (now >= swept + (uint64_t)SWEEP_MS * 1000000) {
-            swept = now;
-            pthread_mutex_unlock(&ledger->keeper_mutex);
-            gw_ledger_sweep(ledger, base_wall_ms(), NULL);
-            pthread_mutex_lock(&ledger->keeper_mutex);
-            continue;
-        }
-        if (ledger->written_ns && now >= ledger->written_ns + 1000000000) {
-            ledger->written_ns = 0;
+        bool sweep = now >= swept + SWEEP_NS;
+        bool tidy =
+            now >= kept_small + TIDY_NS && (written > kept_small || atomic_load(&ledger->unclean));
+        bool idle = written && now >= written + IDLE_NS;
+        if (sweep || tidy || idle || pages >= CHECKPOINT_PAGES) {
             ledger->wal_pages = 0;
             pthread_mutex_unlock(&ledger->keeper_mutex);
-            checkpoint(c, SQLITE_CHECKPOINT_TRUNCATE);
+            if (sweep) {
+                swept = now;
+                gw_ledger_sweep(ledger, base_wall_ms(), NULL);
+            }
+            if (sweep || tidy) {
+                kept_small = now;
+                gw_ledger_trim(ledger, NULL);
+                gw_ledger_purge(ledger);
+            }
+            bool cut = idle && gw_db_checkpoint(c, SQLITE_CHECKPOINT_TRUNCATE);
+            if (!idle && pages >= CHECKPOINT_PAGES)
+                gw_db_checkpoint(c, pages >= RESTART_PAGES ? SQLITE_CHECKPOINT_RESTART
+                                                           : SQLITE_CHECKPOINT_PASSIVE);
             pthread_mutex_lock(&ledger->keeper_mutex);
+            /* A cut that failed is tried again after another idle second. */
+            if (ledger->written_ns == written && idle)
+                ledger->written_ns = cut ? 0 : now;
             continue;
         }
-        if (pages >= CHECKPOINT_PAGES) {
-            ledger->wal_pages = 0;
-            pthread_mutex_unlock(&ledger->keeper_mutex);
-            checkpoint(c, pages >= RESTART_PAGES ? SQLITE_CHECKPOINT_RESTART
-                                                 : SQLITE_CHECKPOINT_PASSIVE);
-            pthread_mutex_lock(&ledger->keeper_mutex);
-            continue;
-        }
-        uint64_t next = swept + (uint64_t)SWEEP_MS * 1000000;
-        if (ledger->written_ns && ledger->written_ns + 1000000000 < next)
-            next = ledger->written_ns + 1000000000;
+        uint64_t next = swept + SWEEP_NS;
+        if (written)
+            next = base_min(next, written + IDLE_NS);
+        if (written > kept_small || atomic_load(&ledger->unclean))
+            next = base_min(next, kept_small + TIDY_NS);
         wait_until(ledger, next);
     }
     pthread_mutex_unlock(&ledger->keeper_mutex);
@@ -268,53 +269,6 @@ gw_ledger_stats gw_ledger_get_stats(gw_ledger *ledger)
     return stats;
 }
 
-static base_code check_text(gw_db *c, const char *sql, const char *wanted, base_err *err)
-{
-    sqlite3_stmt *s;
-    if (sqlite3_prepare_v2(c->db, sql, -1, &s, NULL) != SQLITE_OK)
-        return gw_db_error(c, err, sql);
-    base_code code = BASE_OK;
-    int step = sqlite3_step(s);
-    const char *text = step == SQLITE_ROW ? (const char *)sqlite3_column_text(s, 0) : NULL;
-    if (step != SQLITE_ROW && step != SQLITE_DONE)
-        code = gw_db_error(c, err, sql);
-    else if (wanted ? !text || strcmp(text, wanted) != 0 : text != NULL)
-        code = base_fail(err, BASE_FORMAT, "whimbrel.db: %s: %s", sql, text ? text : "nothing");
-    sqlite3_finalize(s);
-    return code;
-}
-
-static base_code check_runs(gw_db *c, base_err *err)
-{
-    sqlite3_stmt *s;
-    if (sqlite3_prepare_v2(c->db, "SELECT " GW_RUN_COLUMNS " FROM runs r WHERE r.slot IS NOT NULL",
-                           -1, &s, NULL) != SQLITE_OK)
-        return gw_db_error(c, err, "cannot read runs");
-    base_code code = BASE_OK;
-    while (!code && sqlite3_step(s) == SQLITE_ROW) {
-        base_arena *arena = base_arena_create(4096, 64u << 20);
-        if (!arena || !gw_column_run(s, arena))
-            code = base_fail(err, BASE_FORMAT, "whimbrel.db: run %lld is damaged",
-                             (long long)sqlite3_column_int64(s, 0));
-        base_arena_destroy(arena);
-    }
-    sqlite3_finalize(s);
-    return code;
-}
-
-bool gw_ledger_check(gw_ledger *ledger, base_err *err)
-{
-    gw_db *c = gw_reader_take(ledger, err);
-    if (!c)
-        return false;
-    base_code code = check_text(c, "PRAGMA integrity_check(1)", "ok", err);
-    if (!code)
-        code = check_text(c, "PRAGMA foreign_key_check", NULL, err);
-    if (!code)
-        code = check_runs(c, err);
-    gw_reader_give(ledger, c);
-    return !code;
-}
 /* ---- open and close ---- */
 
 static base_code make_directory(const char *path, base_err *err)
@@ -339,20 +293,19 @@ static base_code make_directory(const char *path, base_err *err)
     }
 }
 
-/* One gateway a data directory: what is in memory would not see another's turns. The lock goes with
- * the process. */
-static base_code take_lock(gw_ledger *ledger, base_err *err)
+/* What is in memory would not see another gateway's turns. */
+base_code gw_data_lock(int *fd, const char *directory, base_err *err)
 {
     char path[4096];
-    snprintf(path, sizeof(path), "%s/whimbrel.lock", ledger->options.path);
-    ledger->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (ledger->lock_fd < 0)
-        return base_fail_param(err, BASE_IO, "data.path", "cannot write to %s: %s",
-                               ledger->options.path, strerror(errno));
-    if (flock(ledger->lock_fd, LOCK_EX | LOCK_NB) == 0)
+    snprintf(path, sizeof(path), "%s/whimbrel.lock", directory);
+    *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (*fd < 0)
+        return base_fail_param(err, BASE_IO, "data.path", "cannot write to %s: %s", directory,
+                               strerror(errno));
+    if (flock(*fd, LOCK_EX | LOCK_NB) == 0)
         return BASE_OK;
     return base_fail_param(err, BASE_CONFLICT, "data.path", "%s is in use by another process",
-                           ledger->options.path);
+                           directory);
 }
 
 base_code gw_ledger_open(gw_ledger **out, const gw_ledger_options *options, base_err *err)
@@ -366,6 +319,7 @@ base_code gw_ledger_open(gw_ledger **out, const gw_ledger_options *options, base
     ledger->options.memory_bytes = options->memory_bytes ? options->memory_bytes : MEMORY_BYTES;
     ledger->options.queue_max = options->queue_max ? options->queue_max : QUEUE_MAX;
     ledger->options.busy_ms = options->busy_ms ? options->busy_ms : BUSY_MS;
+    ledger->waits_ms = ledger->options.busy_ms;
     ledger->commits_last = &ledger->commits;
     ledger->tasks_last = &ledger->tasks;
     ledger->hash = gw_hash_open();
@@ -375,6 +329,9 @@ base_code gw_ledger_open(gw_ledger **out, const gw_ledger_options *options, base
     pthread_cond_init(&ledger->task_done, NULL);
     pthread_mutex_init(&ledger->reader_mutex, NULL);
     pthread_cond_init(&ledger->reader_free, NULL);
+    pthread_mutex_init(&ledger->purge_mutex, NULL);
+    /* A kill may have come between a deletion and the cut of the log. */
+    atomic_store(&ledger->unclean, true);
     pthread_mutex_init(&ledger->keeper_mutex, NULL);
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
@@ -390,7 +347,7 @@ base_code gw_ledger_open(gw_ledger **out, const gw_ledger_options *options, base
     if (!code)
         code = make_directory(ledger->options.path, err);
     if (!code)
-        code = take_lock(ledger, err);
+        code = gw_data_lock(&ledger->lock_fd, ledger->options.path, err);
     if (!code)
         code = gw_db_open(&ledger->writer, ledger->file, ledger->options.busy_ms, true, err);
     if (!code)
@@ -434,7 +391,7 @@ void gw_ledger_close(gw_ledger *ledger)
         gw_db_close(c);
     }
     if (ledger->writer && ledger->thread_runs)
-        checkpoint(ledger->writer, SQLITE_CHECKPOINT_TRUNCATE);
+        gw_db_checkpoint(ledger->writer, SQLITE_CHECKPOINT_TRUNCATE);
     gw_db_close(ledger->writer);
     if (ledger->lock_fd >= 0)
         close(ledger->lock_fd);
@@ -445,6 +402,7 @@ void gw_ledger_close(gw_ledger *ledger)
     pthread_cond_destroy(&ledger->task_done);
     pthread_mutex_destroy(&ledger->reader_mutex);
     pthread_cond_destroy(&ledger->reader_free);
+    pthread_mutex_destroy(&ledger->purge_mutex);
     pthread_mutex_destroy(&ledger->keeper_mutex);
     pthread_cond_destroy(&ledger->keeper_wake);
     free((char *)ledger->options.path);

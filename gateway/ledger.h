@@ -31,8 +31,13 @@ typedef struct gw_ledger_options {
     uint32_t cached_ttl_s; /* turns without store:true leave the disk after this; 0: they are never
                               written */
     uint64_t memory_bytes; /* of recent runs; 0: 64 MiB */
-    uint32_t queue_max;    /* waiting commits; 0: 4096. Full: the turn is not stored */
-    uint32_t busy_ms;      /* wait for another process's lock; 0: 3000 */
+    uint32_t kept_ttl_s;   /* turns with store:true leave after this; 0: never */
+    uint64_t bytes_max; /* of the database's pages in use; past it the oldest cached turns go, and
+                           where only kept ones are left gw_ledger_room refuses; 0: no bound */
+    uint64_t tenant_bytes_max; /* the same of one tenant's content */
+    bool erases;               /* gw_ledger_set_erase will follow: pages leave with their turns */
+    uint32_t queue_max;        /* waiting commits; 0: 4096. Full: the turn is not stored */
+    uint32_t busy_ms;          /* wait for another process's lock; 0: 3000 */
 } gw_ledger_options;
 
 /* Fails by name: BASE_IO (cannot open, read-only), BASE_CONFLICT (locked by another process),
@@ -41,6 +46,14 @@ typedef struct gw_ledger_options {
 base_code gw_ledger_open(gw_ledger **out, const gw_ledger_options *options, base_err *err);
 /* Commits what waits, checkpoints, closes. NULL is fine. */
 void gw_ledger_close(gw_ledger *ledger);
+
+/* Erases the cached pages of tokens[kept, count), with what follows them, in a namespace; may
+ * block. Not BASE_OK: it is tried again later. */
+typedef base_code gw_erase_fn(void *ctx, uint64_t space, const int32_t *tokens, uint32_t count,
+                              uint32_t kept, base_err *err);
+/* What options.erases promised; NULL before what it calls goes away. Orders of earlier times are
+ * carried out soon. */
+void gw_ledger_set_erase(gw_ledger *ledger, gw_erase_fn *erase, void *ctx);
 
 /* ---- what is known of a request ---- */
 
@@ -145,7 +158,7 @@ typedef struct gw_commit {
     gw_turn_status status;
     eng_finish finish;
     eng_usage usage;
-    uint64_t seed;
+    uint64_t seed, space;         /* space: the namespace of its pages */
     int64_t created_ms, ended_ms; /* Unix time */
 } gw_commit;
 
@@ -178,8 +191,9 @@ base_code gw_ledger_turn(gw_ledger *ledger, gw_turn_row *out, int64_t tenant, co
  * as above, and for turns that keep no items. */
 base_code gw_ledger_items(gw_ledger *ledger, char ***out, uint32_t *count, int64_t tenant,
                           const char *turn, base_arena *arena, base_err *err);
-/* The turn loses its echo and leaves the disk as soon as no kept turn builds on it. BASE_NOT_FOUND
- * if there is no such turn with an echo. Blocks until it is committed. */
+/* The turn leaves the disk with all that only it held, the cached turns that build on it and its
+ * pages; no byte of it is left in any file then. What a kept turn builds on stays until that one
+ * leaves, but is no longer found. BASE_NOT_FOUND if there is no such turn with an echo. Blocks. */
 base_code gw_ledger_forget(gw_ledger *ledger, int64_t tenant, const char *turn, base_err *err);
 
 typedef struct gw_ledger_stats {
@@ -188,11 +202,18 @@ typedef struct gw_ledger_stats {
     uint32_t queued;
 } gw_ledger_stats;
 gw_ledger_stats gw_ledger_get_stats(gw_ledger *ledger); /* thread: any */
-/* integrity_check, foreign keys, and that every stored run decodes. For tests and tools; slow. */
+/* SQLite's own checks, and that every row says what was written. For tests and tools; slow. */
 bool gw_ledger_check(gw_ledger *ledger, base_err *err);
 /* Removes turns past their time, and what only they held. The writer does so by itself when it has
  * nothing else to do. */
 base_code gw_ledger_sweep(gw_ledger *ledger, int64_t now_ms, base_err *err);
+/* Removes the oldest cached turns past the bounds of bytes. By itself once a second. */
+base_code gw_ledger_trim(gw_ledger *ledger, base_err *err);
+/* Erases the pages of what was deleted and cuts the log that still holds it. By itself, too; where
+ * a reader or the disk is in the way, again later. Thread: any that may block. */
+void gw_ledger_purge(gw_ledger *ledger);
+/* BASE_FULL, naming the key, if kept turns alone fill a bound of bytes. Thread: any; reads. */
+base_code gw_ledger_room(gw_ledger *ledger, int64_t tenant, base_err *err);
 
 /* ---- tenants and keys (tenant.c) ---- */
 

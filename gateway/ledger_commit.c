@@ -6,6 +6,7 @@
 #include <string.h>
 
 #define USAGE_TTL_MS_MIN 3600000 /* counts of turns that keep nothing else */
+#define LOCKED_MS 50             /* wait for a lock that was not free for busy_ms */
 
 /* Digests and the run, before the transaction begins. */
 static void prepare_work(gw_ledger *ledger, gw_work *w, gw_commit *commit)
@@ -61,6 +62,7 @@ static bool find_or_add_item(gw_db *c, int64_t *id, int64_t tenant, const gw_dig
         sqlite3_bind_int64(s, 3, tenant);
         sqlite3_bind_int(s, 4, kind);
         sqlite3_bind_text64(s, 5, json.data, json.length, SQLITE_STATIC, SQLITE_UTF8);
+        sqlite3_bind_int64(s, 6, gw_item_sum(json.data, json.length));
         ok = gw_db_execute(s);
         *id = sqlite3_last_insert_rowid(c->db);
     }
@@ -315,9 +317,16 @@ static bool add_turn(gw_ledger *ledger, gw_db *c, const gw_work *w, gw_retention
                                     (uint64_t)commit->ended_ms};
         for (int i = 0; i < 14; i++)
             sqlite3_bind_int64(s, 26 + i, (int64_t)columns[i]);
-        if (retention != GW_RETAIN_KEPT)
-            sqlite3_bind_int64(s, 40, commit->ended_ms + ttl);
-        gw_bind_text(s, 41, retention == GW_RETAIN_KEPT ? commit->echo : NULL);
+        int64_t kept_ttl = (int64_t)ledger->options.kept_ttl_s * 1000;
+        if (retention != GW_RETAIN_KEPT || kept_ttl)
+            sqlite3_bind_int64(s, 40,
+                               commit->ended_ms + (retention == GW_RETAIN_KEPT ? kept_ttl : ttl));
+        const char *echo = retention == GW_RETAIN_KEPT ? commit->echo : NULL;
+        gw_bind_text(s, 41, echo);
+        sqlite3_bind_int64(s, 42,
+                           gw_turn_sum(prompt.data, prompt.length, steps.data, steps.length, echo));
+        if (content)
+            sqlite3_bind_int64(s, 43, (int64_t)commit->space);
         ok = gw_db_execute(s);
     }
     base_buf_deinit(&prompt);
@@ -361,13 +370,27 @@ static bool store(gw_ledger *ledger, gw_db *c, gw_work *w)
     return gw_db_execute(s);
 }
 
+/* Another process that holds the lock for long must not hold up the end of every turn meanwhile:
+ * the full wait comes once, then little until it is free. */
+static void wait_for_lock(gw_ledger *ledger, uint32_t ms)
+{
+    if (ms == ledger->waits_ms)
+        return;
+    ledger->waits_ms = ms;
+    sqlite3_busy_timeout(ledger->writer->db, (int)ms);
+}
+
 /* One transaction for works[0, count). The error of the first statement that failed. */
 static base_code transact(gw_ledger *ledger, gw_work *works, uint32_t count, base_err *err)
 {
     gw_db *c = ledger->writer;
     atomic_fetch_add(&ledger->transaction_count, 1);
-    if (!gw_db_simple(c, GW_SQL_BEGIN))
-        return gw_db_error(c, err, "cannot begin");
+    if (!gw_db_simple(c, GW_SQL_BEGIN)) {
+        base_code code = gw_db_error(c, err, "cannot begin");
+        wait_for_lock(ledger, code == BASE_CONFLICT ? LOCKED_MS : ledger->options.busy_ms);
+        return code;
+    }
+    wait_for_lock(ledger, ledger->options.busy_ms);
     for (uint32_t i = 0; i < count; i++) {
         if (ledger->hash.failed || !store(ledger, c, &works[i])) {
             base_code code = ledger->hash.failed
@@ -409,7 +432,8 @@ void gw_write_batch(gw_ledger *ledger, gw_commit *commits)
         gw_work *w = &ledger->works[i];
         gw_commit *commit = w->commit;
         commit->err = err;
-        if (code && count > 1) {
+        /* A lock, a full or failing disk is nobody's turn's fault, and trying again is no help. */
+        if (code && count > 1 && code != BASE_CONFLICT && code != BASE_IO) {
             commit->err = (base_err)BASE_ERR_INIT;
             commit->stored = transact(ledger, w, 1, &commit->err) == BASE_OK;
         } else {

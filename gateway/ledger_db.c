@@ -78,7 +78,8 @@ static const char *const sql_text[GW_SQL_COUNT] = {
         "FROM turns t LEFT JOIN sessions s ON s.id=t.session LEFT JOIN turns p ON p.id=t.parent "
         "WHERE t.public_key=?1 AND t.public=?2 AND t.tenant=?3",
     [GW_SQL_TURN_UP] =
-        "SELECT t.parent, t.prompt_base, t.prompt, r.tokens, t.lead, t.steps, t.echo, t.sum "
+        "SELECT t.parent, t.prompt_base, t.prompt, r.tokens, t.lead, t.steps, t.echo, t.sum, "
+        "r.digest "
         "FROM turns t LEFT JOIN runs r ON r.id=t.run WHERE t.id=?1",
     [GW_SQL_ANSWER] = "SELECT i.data, i.sum FROM nodes n JOIN items i ON i.id=n.item WHERE n.id=?1",
     [GW_SQL_TURN_NODE] = "SELECT node FROM turns WHERE public_key=?1 AND public=?2 AND tenant=?3",

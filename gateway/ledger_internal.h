@@ -251,8 +251,9 @@ struct gw_ledger {
     gw_memory *memory;
     char *file;
     int lock_fd;
-    gw_db *writer; /* writer thread */
-    gw_hash hash;  /* writer thread */
+    gw_db *writer;     /* writer thread */
+    gw_hash hash;      /* writer thread */
+    uint32_t waits_ms; /* writer thread; how long for another process's lock */
     gw_work works[GW_BATCH_MAX];
     pthread_t thread, keeper;
     bool thread_runs, keeper_runs;
@@ -283,6 +284,9 @@ struct gw_ledger {
     atomic_uint_fast64_t commit_count, transaction_count, failure_count;
 };
 
+/* One process a data directory; the lock goes with the descriptor, which is set (-1: none) in any
+ * case. BASE_CONFLICT if another has it. */
+base_code gw_data_lock(int *fd, const char *directory, base_err *err);
 /* Runs a task on the writer and waits for it. */
 base_code gw_on_writer(gw_ledger *ledger,
                        base_code (*run)(gw_ledger *ledger, gw_db *c, void *ctx, base_err *err),
@@ -327,7 +331,7 @@ bool gw_db_check(gw_db *c, const gw_check *check);
 /* ---- ledger_schema.c ---- */
 
 /* What a row counts for in `stored`, its columns prefixed by `of`: content, and about what the row
- * and its indexes take. */
+ * and its indexes take. Part of schema 4: another count needs a migration. */
 #define GW_ITEM_BYTES(of) "(length(CAST(" of "data AS BLOB))+128)"
 #define GW_RUN_BYTES(of) "(length(" of "tokens)+384)"
 #define GW_TURN_BYTES(of)                                                                          \
@@ -335,7 +339,7 @@ bool gw_db_check(gw_db *c, const gw_check *check);
     "echo AS BLOB)),0)+512)"
 
 #define GW_SCHEMA_APPLICATION 0x5748494d /* "WHIM" */
-#define GW_SCHEMA_VERSION 3
+#define GW_SCHEMA_VERSION 4
 /* Creates or migrates. BASE_UNSUPPORTED for a newer one, BASE_FORMAT for a database of something
  * else. */
 base_code gw_schema_migrate(sqlite3 *db, base_err *err);

@@ -15,8 +15,21 @@ typedef struct piece {
     uint32_t prompt_count, run_count, base;
 } piece;
 
-static base_code read_tokens(gw_db *c, gw_turn_row *out, int64_t row, base_arena *arena,
-                             base_err *err)
+/* A turn without output has no run. */
+static bool run_fits(sqlite3_stmt *s, int column, const piece *p)
+{
+    gw_digest digest, wanted;
+    if (sqlite3_column_type(s, column) == SQLITE_NULL)
+        return !p->run_count;
+    gw_hash hash = gw_hash_open();
+    gw_tokens_digest(&hash, &wanted, p->run, p->run_count);
+    bool fits =
+        !hash.failed && gw_column_digest(s, column, &digest) && gw_digest_equal(&digest, &wanted);
+    gw_hash_close(&hash);
+    return fits;
+}
+
+base_code gw_read_tokens(gw_db *c, gw_turn_row *out, int64_t row, base_arena *arena, base_err *err)
 {
     piece *top = NULL;
     size_t total = 0;
@@ -40,6 +53,7 @@ static base_code read_tokens(gw_db *c, gw_turn_row *out, int64_t row, base_arena
                    gw_column_numbers(s, 3, &run, &p->run_count, arena);
             p->prompt = good ? prompt : NULL;
             p->run = good ? run : NULL;
+            good = good && gw_column_turn_fits(s, 2, 5, 6, 7) && run_fits(s, 8, p);
             /* The run begins with tokens that the prompt ends with. */
             uint32_t lead =
                 (uint32_t)base_min((size_t)sqlite3_column_int64(s, 4), good ? p->run_count : 0);
@@ -65,15 +79,21 @@ static base_code read_tokens(gw_db *c, gw_turn_row *out, int64_t row, base_arena
                              (long long)row);
         memcpy(out->prompt + out->prompt_count, p->prompt, p->prompt_count * sizeof(*p->prompt));
         out->prompt_count += p->prompt_count;
-        if (!p->below) {
-            out->run = p->run;
-            out->run_count = p->run_count;
-            break;
-        }
-        memcpy(out->prompt + out->prompt_count, p->run, p->run_count * sizeof(*p->run));
-        out->prompt_count += p->run_count;
+        out->run = out->prompt + out->prompt_count;
+        out->run_count = p->run_count;
+        memcpy(out->run, p->run, p->run_count * sizeof(*p->run));
+        out->prompt_count += p->below ? p->run_count : 0;
     }
     return BASE_OK;
+}
+
+/* An item's JSON, its sum in the next column. NULL without memory; *good: it fits its sum. */
+static char *column_item(sqlite3_stmt *s, int column, base_arena *arena, bool *good)
+{
+    const void *data = sqlite3_column_text(s, column);
+    size_t length = (size_t)sqlite3_column_bytes(s, column);
+    *good = gw_column_sum_fits(s, column + 1, gw_item_sum(data, length));
+    return *good ? base_arena_copy(arena, data, length) : NULL;
 }
 
 static base_code read_turn(gw_db *c, gw_turn_row *out, int64_t tenant, const char *turn,
@@ -129,11 +149,13 @@ static base_code read_turn(gw_db *c, gw_turn_row *out, int64_t tenant, const cha
             return gw_db_error(c, err, "cannot read an answer");
         sqlite3_bind_int64(s, 1, node);
         if (sqlite3_step(s) == SQLITE_ROW)
-            out->answer = base_arena_copy(arena, sqlite3_column_text(s, 0),
-                                          (size_t)sqlite3_column_bytes(s, 0));
+            out->answer = column_item(s, 0, arena, &good);
         sqlite3_reset(s);
+        if (!good)
+            return base_fail(err, BASE_FORMAT, "the answer of turn row %lld is damaged",
+                             (long long)row);
     }
-    return read_tokens(c, out, row, arena, err);
+    return gw_read_tokens(c, out, row, arena, err);
 }
 
 base_code gw_ledger_turn(gw_ledger *ledger, gw_turn_row *out, int64_t tenant, const char *turn,
@@ -166,10 +188,13 @@ static base_code read_items(gw_db *c, char ***out, uint32_t *count, int64_t node
         at = sqlite3_column_int64(s, 0);
         char *data = NULL;
         bool item = sqlite3_column_int(s, 1) >= 0; /* the root is none */
+        bool good = true;
         if (item)
-            data = base_arena_copy(arena, sqlite3_column_text(s, 2),
-                                   (size_t)sqlite3_column_bytes(s, 2));
+            data = column_item(s, 2, arena, &good);
         sqlite3_reset(s);
+        if (!good)
+            return base_fail(err, BASE_FORMAT, "an item above node row %lld is damaged",
+                             (long long)node);
         if (item && *count == capacity) {
             uint32_t wanted = capacity ? capacity * 2 : 64;
             char **more = base_arena_alloc(arena, wanted * sizeof(*more));
@@ -212,32 +237,4 @@ base_code gw_ledger_items(gw_ledger *ledger, char ***out, uint32_t *count, int64
                              : read_items(c, out, count, node, arena, err);
     gw_reader_give(ledger, c);
     return code;
-}
-
-typedef struct forget {
-    int64_t tenant;
-    const char *turn;
-} forget;
-
-static base_code run_forget(gw_ledger *ledger, gw_db *c, void *ctx, base_err *err)
-{
-    (void)ledger;
-    const forget *f = ctx;
-    sqlite3_stmt *s = gw_db_statement(c, GW_SQL_TURN_FORGET);
-    if (!s)
-        return gw_db_error(c, err, "cannot forget a turn");
-    sqlite3_bind_int64(s, 1, gw_public_key(f->turn));
-    gw_bind_text(s, 2, f->turn);
-    sqlite3_bind_int64(s, 3, f->tenant);
-    sqlite3_bind_int64(s, 4, base_wall_ms());
-    if (!gw_db_execute(s))
-        return gw_db_error(c, err, "cannot forget a turn");
-    return sqlite3_changes(c->db) ? BASE_OK
-                                  : base_fail(err, BASE_NOT_FOUND, "there is no such turn");
-}
-
-base_code gw_ledger_forget(gw_ledger *ledger, int64_t tenant, const char *turn, base_err *err)
-{
-    forget f = {tenant, turn};
-    return gw_on_writer(ledger, run_forget, &f, err);
 }

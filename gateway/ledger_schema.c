@@ -17,6 +17,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define COUNT_BYTES(table, bytes)                                                                  \
+    "CREATE TRIGGER " table "_added AFTER INSERT ON " table                                        \
+    " BEGIN UPDATE stored SET bytes=bytes+" bytes(                                                 \
+        "NEW.") " WHERE tenant=NEW.tenant; END;"                                                   \
+                "CREATE TRIGGER " table "_left AFTER DELETE ON " table                             \
+                " BEGIN UPDATE stored SET bytes=bytes-" bytes(                                     \
+                    "OLD.") " WHERE tenant=OLD.tenant; END;"
+
 static const char *const migrations[] = {
     /* 1 */
     "CREATE TABLE tenants("
@@ -103,6 +111,40 @@ static const char *const migrations[] = {
     "ALTER TABLE sessions ADD COLUMN pinned_ms INTEGER;"
     "CREATE INDEX sessions_native ON sessions(tenant, id) WHERE kind=1;"
     "CREATE INDEX sessions_head ON sessions(head) WHERE kind=1;",
+    /* 4: sums of content; bytes by tenant, kept by triggers so that no statement can forget them;
+     * sharing groups; pages that are to be erased because their turns were. */
+    "ALTER TABLE items ADD COLUMN sum INTEGER;"
+    "ALTER TABLE turns ADD COLUMN sum INTEGER;"
+    "ALTER TABLE turns ADD COLUMN space INTEGER;"
+    "CREATE INDEX turns_cached ON turns(tenant, created_ms) WHERE retention=1;"
+    "CREATE TABLE groups(id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, salt INTEGER NOT NULL, "
+    "created_ms INTEGER NOT NULL);"
+    "ALTER TABLE tenants ADD COLUMN sharing INTEGER REFERENCES groups(id);"
+    "CREATE TABLE erasures(id INTEGER PRIMARY KEY, space INTEGER NOT NULL, kept INTEGER NOT NULL, "
+    "tokens BLOB NOT NULL);"
+    "CREATE TABLE stored(tenant INTEGER PRIMARY KEY REFERENCES tenants(id), bytes INTEGER NOT "
+    "NULL);"
+    "INSERT INTO stored SELECT id, (SELECT ifnull(sum(" GW_ITEM_BYTES(
+        "") "),0) FROM items WHERE "
+            "tenant=tenants.id)+(SELECT ifnull(sum(" GW_RUN_BYTES(
+                "") "),0) FROM runs WHERE "
+                    "tenant=tenants.id)+(SELECT ifnull(sum(" GW_TURN_BYTES(
+                        "") "),0) FROM turns WHERE "
+                            "tenant=tenants.id) FROM tenants;"
+                            "CREATE TRIGGER stored_tenant AFTER INSERT ON tenants BEGIN INSERT "
+                            "INTO stored VALUES(NEW.id, "
+                            "0); END;" COUNT_BYTES("items", GW_ITEM_BYTES)
+                                COUNT_BYTES("runs", GW_RUN_BYTES)
+                                    COUNT_BYTES("turns", GW_TURN_BYTES) "CREATE TRIGGER turns_echo "
+                                                                        "AFTER UPDATE OF echo ON "
+                                                                        "turns BEGIN UPDATE stored "
+                                                                        "SET "
+                                                                        "bytes="
+                                                                        "bytes-" GW_TURN_BYTES("OLD"
+                                                                                               ".") "+" GW_TURN_BYTES(
+                                                                            "NEW.") " WHERE "
+                                                                                    "tenant=NEW."
+                                                                                    "tenant; END;",
 };
 
 _Static_assert(sizeof(migrations) / sizeof(migrations[0]) == GW_SCHEMA_VERSION,
