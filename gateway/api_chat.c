@@ -196,7 +196,7 @@ static base_code read_messages(gw_turn *turn, base_err *err)
     return BASE_OK;
 }
 
-static base_code read_tool_choice(gw_turn *turn, base_err *err)
+base_code gw_chat_read_tool_choice(gw_turn *turn, base_err *err)
 {
     const json_t *choice = json_object_get(turn->json, "tool_choice");
     bool parallel = true;
@@ -271,7 +271,7 @@ static bool mode_of(eng_thinking *out, const char *text)
  * minimal, which mean disabled. The other efforts keep the model's default mode and become its
  * effort line; an unknown effort is a hint that nobody understands and is ignored, as are unknown
  * modes, so that no client text lands in the system turn. */
-static base_code read_thinking(gw_turn *turn, base_err *err)
+base_code gw_chat_read_thinking(gw_turn *turn, base_err *err)
 {
     const json_t *json = turn->json;
     const char *effort = NULL, *mode = NULL;
@@ -405,11 +405,11 @@ base_code gw_chat_parse(gw_turn *turn, base_err *err)
     GW_TRY(gw_parse_body(turn, err));
     GW_TRY(read_messages(turn, err));
     GW_TRY(gw_read_tools(turn, &tool_form, tools, err));
-    GW_TRY(read_tool_choice(turn, err));
+    GW_TRY(gw_chat_read_tool_choice(turn, err));
     GW_TRY(read_lengths(turn, err));
     GW_TRY(gw_read_sampling(turn, err));
     GW_TRY(read_logprobs(turn, err));
-    GW_TRY(read_thinking(turn, err));
+    GW_TRY(gw_chat_read_thinking(turn, err));
     GW_TRY(read_retention(turn, err));
     GW_TRY(read_hints(turn, err));
     return read_output(turn, err);
@@ -574,20 +574,25 @@ static const char *finish_reason(const gw_turn *turn)
                                              : "stop";
 }
 
-void gw_chat_put_usage(const gw_turn *turn, base_buf *out)
+void gw_chat_put_counts(base_buf *out, const eng_usage *usage)
 {
-    const eng_usage *usage = &turn->usage;
     base_buf_printf(
         out,
         "\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%llu,"
         "\"prompt_tokens_details\":{\"cached_tokens\":%u,\"cache_write_tokens\":%u,\"audio_"
         "tokens\":0},"
         "\"completion_tokens_details\":{\"reasoning_tokens\":%u,\"accepted_prediction_tokens\":0,"
-        "\"rejected_prediction_tokens\":0,\"audio_tokens\":0},",
+        "\"rejected_prediction_tokens\":0,\"audio_tokens\":0}",
         usage->prompt_tokens, usage->output_tokens,
         (unsigned long long)usage->prompt_tokens + usage->output_tokens, usage->cached_tokens,
         usage->prompt_tokens - (uint32_t)base_min(usage->cached_tokens, usage->prompt_tokens),
         usage->reasoning_tokens);
+}
+
+void gw_chat_put_usage(const gw_turn *turn, base_buf *out)
+{
+    gw_chat_put_counts(out, &turn->usage);
+    base_buf_puts(out, ",");
     gw_turn_extension(turn, out);
     base_buf_puts(out, "}");
 }
