@@ -348,3 +348,16 @@ eng_stats eng_get_stats(
 /* True if no sequence runs and every page is free or in the index, each once. For tests. Thread:
  * any. */
 bool eng_check(eng_engine *engine, base_err *err);
+
+/* ---- replay ---- */
+
+/* The events of an answer once more, from its output tokens and the lengths of its steps, byte for
+ * byte as the engine gave them out: what a stored stream is resumed from. Of `request`, as it was
+ * submitted, this reads parse, starts_in_reasoning, thinking, tools, stops and the sampling's
+ * stop_tokens and ignore_eos. The sink gets one STEP a step (tokens past the steps' sum are one
+ * more; a step of length 0 is none) and, if the answer has `ended`, one without tokens for what was
+ * still held back; it may be called with no parts. BASE_INVALID: a token is none of the model's;
+ * BASE_NOMEM. Thread: any; the sink's function runs on it, its flush is not called. */
+base_code eng_replay(const eng_engine *engine, const eng_request *request, const int32_t *tokens,
+                     uint32_t token_count, const uint32_t *steps, uint32_t step_count, bool ended,
+                     const eng_sink *sink, base_err *err);
