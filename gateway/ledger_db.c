@@ -111,7 +111,8 @@ static const char *const sql_text[GW_SQL_COUNT] = {
         "WITH RECURSIVE d(id, depth) AS (SELECT ?1, 0 UNION ALL SELECT c.id, d.depth+1 FROM d JOIN "
         "turns c ON c.parent=d.id LIMIT ?2) SELECT " GW_LEAVING_COLUMNS
         " FROM d JOIN turns t ON t.id=d.id ORDER BY d.depth DESC",
-    [GW_SQL_TURN_USED] = "SELECT 1 FROM turns WHERE parent=?1 LIMIT 1",
+    [GW_SQL_TURN_USED] = "SELECT 1 FROM turns WHERE parent=?1 UNION ALL SELECT 1 FROM sessions "
+                         "WHERE kind=1 AND head=?1 LIMIT 1",
     [GW_SQL_TURN_DELETE] = "DELETE FROM turns WHERE id=?1",
     [GW_SQL_NODE_USED] =
         "SELECT 1 FROM nodes WHERE parent=?1 UNION ALL SELECT 1 FROM turns WHERE node=?1 LIMIT 1",

@@ -38,8 +38,10 @@ static void column_session(gw_session_row *out, sqlite3_stmt *s, base_arena *are
                             .config = column_copy(s, 7, arena),
                             .created_ms = sqlite3_column_int64(s, 8),
                             .used_ms = sqlite3_column_int64(s, 9),
-                            .pinned_ms = sqlite3_column_int64(s, 10),
-                            .head_row = sqlite3_column_int64(s, 11)};
+                            .pinned_ms = sqlite3_column_int64(s, 10)};
+    /* A head that expired is none. */
+    if (sqlite3_column_type(s, 2) == SQLITE_TEXT)
+        out->head_row = sqlite3_column_int64(s, 11);
     gw_id_set(&out->id, (const char *)sqlite3_column_text(s, 1));
     gw_id_set(&out->head, (const char *)sqlite3_column_text(s, 2));
     gw_id_set(&out->forked_session, (const char *)sqlite3_column_text(s, 3));
