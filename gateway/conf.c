@@ -139,6 +139,12 @@ static const row rows[] = {
      .help = "directory of everything that lasts; made if it is not there"},
     {"ledger.cached_ttl_s", U32, AT(ledger_cached_ttl_s), "86400", 0, 366ull * 86400,
      .help = "turns that nobody asked to keep; 0: not on disk"},
+    {"ledger.kept_ttl_s", U32, AT(ledger_kept_ttl_s), "0", 0, 100ull * 366 * 86400,
+     .help = "turns that were to be kept; 0: until they are deleted"},
+    {"ledger.bytes_max", U64, AT(ledger_bytes_max), "17179869184", 0, 1024 * G,
+     .help = "whimbrel.db; past it the oldest cached turns go, kept ones are refused; 0: no bound"},
+    {"ledger.tenant_bytes_max", U64, AT(ledger_tenant_bytes_max), "0", 0, 1024 * G,
+     .help = "the same for one tenant; 0: no bound"},
 
     {"sessions.count_max", U32, AT(sessions_count_max), "10000", 1, 10000000,
      .help = "native sessions of a tenant; more are refused with 429"},

@@ -65,7 +65,8 @@ typedef struct gw_conf {
     char *cache_policy;                                            /* "value", "lru" */
 
     char *data_path;
-    uint32_t ledger_cached_ttl_s;
+    uint32_t ledger_cached_ttl_s, ledger_kept_ttl_s;
+    uint64_t ledger_bytes_max, ledger_tenant_bytes_max;
 
     uint32_t sessions_count_max;
     uint32_t sessions_items_max;

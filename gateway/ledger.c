@@ -260,6 +260,7 @@ gw_ledger_stats gw_ledger_get_stats(gw_ledger *ledger)
     gw_ledger_stats stats = {.commits = atomic_load(&ledger->commit_count),
                              .transactions = atomic_load(&ledger->transaction_count),
                              .failures = atomic_load(&ledger->failure_count),
+                             .trimmed = atomic_load(&ledger->trim_count),
                              .database_bytes = file_bytes(ledger->file, ""),
                              .wal_bytes = file_bytes(ledger->file, "-wal")};
     pthread_mutex_lock(&ledger->mutex);

@@ -197,7 +197,9 @@ base_code gw_ledger_items(gw_ledger *ledger, char ***out, uint32_t *count, int64
 base_code gw_ledger_forget(gw_ledger *ledger, int64_t tenant, const char *turn, base_err *err);
 
 typedef struct gw_ledger_stats {
-    uint64_t commits, transactions, failures, spilled; /* spilled: runs that left memory */
+    uint64_t commits, transactions, failures;
+    uint64_t trimmed; /* cached turns that left for a bound of bytes */
+    uint64_t spilled; /* runs that left memory */
     uint64_t memory_bytes, memory_runs, database_bytes, wal_bytes;
     uint32_t queued;
 } gw_ledger_stats;

@@ -281,7 +281,7 @@ struct gw_ledger {
     uint64_t written_ns; /* last commit; 0: the log is empty */
     bool keeper_stop;
 
-    atomic_uint_fast64_t commit_count, transaction_count, failure_count;
+    atomic_uint_fast64_t commit_count, transaction_count, failure_count, trim_count;
 };
 
 /* One process a data directory; the lock goes with the descriptor, which is set (-1: none) in any

@@ -438,6 +438,7 @@ static base_code trim_to(gw_ledger *ledger, int64_t tenant, uint64_t bytes_max, 
             bound = (int64_t)(bytes_max / 100 * TRIM_PERCENT);
             code = gw_on_writer(ledger, run_trim, &job, err);
             turns += job.count;
+            atomic_fetch_add(&ledger->trim_count, job.count);
         }
     } while (!code && job.count);
     if (turns)

@@ -98,6 +98,13 @@ static base_code create_engine(gw_app *app, base_err *err)
     return eng_create(&app->engine, &options, err);
 }
 
+/* On a thread of the ledger, or a worker. */
+static base_code erase_pages(void *ctx, uint64_t space, const int32_t *tokens, uint32_t count,
+                             uint32_t kept, base_err *err)
+{
+    return eng_erase(ctx, space, tokens, count, kept, err);
+}
+
 /* An address that others reach needs keys. */
 static base_code check_reach(const gw_app *app, base_err *err)
 {
@@ -127,7 +134,11 @@ static base_code start(gw_app *app, base_err *err)
     uint32_t tick_ms = conf->server_keepalive_ms / 4;
     tick_ms = tick_ms < 5 ? 5 : tick_ms > TICK_MS_MAX ? TICK_MS_MAX : tick_ms;
     const gw_ledger_options ledger = {.path = conf->data_path,
-                                      .cached_ttl_s = conf->ledger_cached_ttl_s};
+                                      .cached_ttl_s = conf->ledger_cached_ttl_s,
+                                      .kept_ttl_s = conf->ledger_kept_ttl_s,
+                                      .bytes_max = conf->ledger_bytes_max,
+                                      .tenant_bytes_max = conf->ledger_tenant_bytes_max,
+                                      .erases = true};
     const gw_server_options server = {
         .conf = conf, .handler = gw_route_handle, .ended = gw_route_ended, .ctx = app};
     if ((code = make_data_directory(conf, err)) != BASE_OK ||
@@ -144,6 +155,7 @@ static base_code start(gw_app *app, base_err *err)
             BASE_OK ||
         (code = gw_server_create(&app->server, &server, err)) != BASE_OK)
         return code;
+    gw_ledger_set_erase(app->ledger, erase_pages, app->engine);
     if (conf->server_insecure)
         gw_tenants_open_to_all(app->tenants);
     gw_server_start(app->server);
@@ -165,6 +177,8 @@ static void stop(gw_app *app)
     gw_workers_destroy(app->workers);
     gw_server_destroy(app->server);
     gw_locks_destroy(app->locks);
+    if (app->ledger != NULL)
+        gw_ledger_set_erase(app->ledger, NULL, NULL);
     eng_destroy(app->engine);
     gw_bridge_destroy(app->bridge);
     gw_tenants_destroy(app->tenants);
@@ -248,6 +262,7 @@ static void block_signals(void)
     sigaddset(&signals, SIGHUP);
     pthread_sigmask(SIG_BLOCK, &signals, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file at its limit is a failed write, not our end */
 }
 
 static void print_ready(const gw_app *app, uint64_t begin)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "gateway/conf.h"
+#include "gateway/ledger.h"
 
 #define BUCKET_MAX 16
 
@@ -248,6 +249,19 @@ static void render_engine(const gw_app *app, base_buf *out)
     gauge(out, "page_bytes", "Bytes of a page.", (double)info->page_bytes);
 }
 
+static void render_ledger(const gw_app *app, base_buf *out)
+{
+    gw_ledger_stats s = gw_ledger_get_stats(app->ledger);
+    count(out, "ledger_commits_total", "Turns that the ledger was given.", s.commits);
+    count(out, "ledger_transactions_total", "Transactions that they took.", s.transactions);
+    count(out, "ledger_failures_total", "Turns that it could not write.", s.failures);
+    count(out, "ledger_trimmed_total", "Cached turns that left for room.", s.trimmed);
+    gauge(out, "ledger_queued", "Turns that wait for the writer.", s.queued);
+    gauge(out, "ledger_bytes", "Bytes of whimbrel.db.", (double)s.database_bytes);
+    gauge(out, "ledger_log_bytes", "Bytes of its write-ahead log.", (double)s.wal_bytes);
+    gauge(out, "ledger_memory_bytes", "Bytes of recent runs in memory.", (double)s.memory_bytes);
+}
+
 static void render_server(const gw_app *app, base_buf *out)
 {
     gw_server_stats s = gw_server_get_stats(app->server);
@@ -271,6 +285,8 @@ void gw_metrics_render(gw_metrics *metrics, const gw_app *app, base_buf *out)
         render_histogram(metrics, i, out);
     if (app->engine != NULL)
         render_engine(app, out);
+    if (app->ledger != NULL)
+        render_ledger(app, out);
     if (app->server != NULL)
         render_server(app, out);
     gauge(out, "start_time_seconds", "Unix time of the start.", (double)app->started_ms / 1000);

@@ -486,6 +486,7 @@ static bool begin_commit(gw_turn *turn, uint32_t run_tokens)
         .finish = turn->finish,
         .usage = turn->usage,
         .seed = turn->request.sampling.seed,
+        .space = turn->request.space,
         .created_ms = turn->created_ms,
         .ended_ms = base_wall_ms(),
     };
@@ -783,9 +784,23 @@ static base_code parse_body(gw_turn *turn, base_err *err)
     return code;
 }
 
+/* A turn that is to be kept is refused before it costs anything where kept ones fill the ledger. A
+ * retry would find the same. */
+static base_code check_room(gw_turn *turn, base_err *err)
+{
+    if (turn->dialect->dry || turn->retention != GW_RETAIN_KEPT)
+        return BASE_OK;
+    base_code code = gw_ledger_room(turn->app->ledger, turn->identity.tenant, err);
+    if (code == BASE_FULL)
+        turn->error_row = (gw_error_row){429, "insufficient_quota", "storage_full", 0, 0};
+    return code == BASE_FULL ? code : BASE_OK; /* the commit will say what else is wrong */
+}
+
 static base_code plan_and_submit(gw_turn *turn, base_err *err)
 {
-    base_code code = turn->dialect->load ? turn->dialect->load(turn, err) : BASE_OK;
+    base_code code = check_room(turn, err);
+    if (!code && turn->dialect->load)
+        code = turn->dialect->load(turn, err);
     if (!code)
         code = match_and_render(turn, err);
     if (!code && atomic_load(&turn->gone))
