@@ -304,7 +304,7 @@ void gw_write_batch(gw_ledger *ledger, gw_commit *commits);
 
 /* A turn's prompt, its parents' tokens put before its own, and behind it in the same array its run.
  * BASE_FORMAT if a row on the way is damaged. */
-base_code gw_read_tokens(gw_db *c, gw_turn_row *out, int64_t row, base_arena *arena, base_err *err);
+base_code gw_turn_tokens(gw_db *c, gw_turn_row *out, int64_t row, base_arena *arena, base_err *err);
 
 /* ---- ledger_sweep.c ---- */
 

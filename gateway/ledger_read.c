@@ -29,7 +29,7 @@ static bool run_fits(sqlite3_stmt *s, int column, const piece *p)
     return fits;
 }
 
-base_code gw_read_tokens(gw_db *c, gw_turn_row *out, int64_t row, base_arena *arena, base_err *err)
+base_code gw_turn_tokens(gw_db *c, gw_turn_row *out, int64_t row, base_arena *arena, base_err *err)
 {
     piece *top = NULL;
     size_t total = 0;
@@ -155,7 +155,7 @@ static base_code read_turn(gw_db *c, gw_turn_row *out, int64_t tenant, const cha
             return base_fail(err, BASE_FORMAT, "the answer of turn row %lld is damaged",
                              (long long)row);
     }
-    return gw_read_tokens(c, out, row, arena, err);
+    return gw_turn_tokens(c, out, row, arena, err);
 }
 
 base_code gw_ledger_turn(gw_ledger *ledger, gw_turn_row *out, int64_t tenant, const char *turn,

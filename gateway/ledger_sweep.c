@@ -154,12 +154,12 @@ static path *note_path(gw_deletion *d, const leaving *turn)
     }
     gw_turn_row row = {0};
     base_err err = BASE_ERR_INIT;
-    if (gw_read_tokens(d->c, &row, turn->id, d->arena, &err)) {
+    if (gw_turn_tokens(d->c, &row, turn->id, d->arena, &err)) {
         base_log(BASE_LOG_ERROR, "pages_not_erased turn_row=%lld reason=\"%s\"",
                  (long long)turn->id, err.text);
         return NULL;
     }
-    /* gw_read_tokens puts the run behind the prompt. */
+    /* gw_turn_tokens puts the run behind the prompt. */
     path *p = &d->paths[d->path_count++];
     *p = (path){.parent = turn->parent,
                 .space = (uint64_t)turn->space,
@@ -201,7 +201,7 @@ static bool write_order(gw_deletion *d, path *p)
     if (!turn_below(d->c, p->node, p->space, &other))
         return false;
     gw_turn_row row = {0};
-    if (other && !gw_read_tokens(d->c, &row, other, d->arena, NULL)) {
+    if (other && !gw_turn_tokens(d->c, &row, other, d->arena, NULL)) {
         uint32_t common = 0, count = row.prompt_count + row.run_count;
         while (common < count && common < p->count && row.prompt[common] == p->tokens[common])
             common++;
