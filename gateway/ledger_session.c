@@ -555,7 +555,7 @@ static base_code read_head(gw_db *c, gw_head *out, int64_t tenant, const gw_sess
         out->answer = column_copy(s, 0, arena);
     sqlite3_reset(s);
     gw_turn_row tokens = {0};
-    code = gw_read_tokens(c, &tokens, row, arena, err);
+    code = gw_turn_tokens(c, &tokens, row, arena, err);
     if (code)
         return code;
     if (lead > tokens.prompt_count)
