@@ -261,7 +261,7 @@ base_code gw_items_add_stored(gw_item_list *list, const char *json, base_err *er
 
 /* ---- all of it ---- */
 
-static base_code read_item(gw_item_list *list, const json_t *item, const char *path, base_err *err)
+base_code gw_items_read_one(gw_item_list *list, const json_t *item, const char *path, base_err *err)
 {
     if (!json_is_object(item))
         return gw_wrong_type(path, "", "an object", item, err);
@@ -301,7 +301,7 @@ base_code gw_items_read(gw_item_list *list, const json_t *input, const char *pat
     for (size_t i = 0; i < json_array_size(input); i++) {
         char where[GW_PATH_BYTES];
         gw_name_path(where, "%s[%zu]", path, i);
-        GW_TRY(read_item(list, json_array_get(input, i), where, err));
+        GW_TRY(gw_items_read_one(list, json_array_get(input, i), where, err));
     }
     return BASE_OK;
 }

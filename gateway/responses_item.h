@@ -17,6 +17,9 @@ typedef struct gw_item_list {
 
 /* A string or an array. Fails with the field's path below `path`. */
 base_code gw_items_read(gw_item_list *list, const json_t *input, const char *path, base_err *err);
+/* One item of an array, at `path`. */
+base_code gw_items_read_one(gw_item_list *list, const json_t *item, const char *path,
+                            base_err *err);
 /* An item as the ledger keeps it. */
 base_code gw_items_add_stored(gw_item_list *list, const char *json, base_err *err);
 /* A system message, ahead of or between the others. */
