@@ -72,7 +72,7 @@ def make_row(docs, S):
 
 
 def worker(seed, S, data, tokenizer, q):
-    g = gen.Generator(seed, "train", data)
+    g = gen.Generator(seed, "train", data, tokenizer)
     enc = tok.Encoder(tokenizer)
     pool, size = [], 0
     while True:

@@ -125,6 +125,101 @@ def drafter(c, p, folder):
     write(os.path.join(folder, "model.safetensors"), out)
 
 
+# ---- the inverse: what an exported model computes with, as training weights ----
+
+def read(path):
+    """Name to (dtype, numpy array) of a safetensors file; BF16 comes as float32, E4M3 as float32 values."""
+    b = open(path, "rb").read()
+    n = struct.unpack("<Q", b[:8])[0]
+    out = {}
+    for k, h in json.loads(b[8:8 + n]).items():
+        if k == "__metadata__":
+            continue
+        raw = b[8 + n + h["data_offsets"][0]:8 + n + h["data_offsets"][1]]
+        if h["dtype"] == "BF16":
+            v = (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32)
+        elif h["dtype"] == "F8_E4M3":
+            u = np.frombuffer(raw, np.uint8).astype(np.int32)
+            m, e = u & 7, (u >> 3) & 15
+            v = np.where(e > 0, np.ldexp(8.0 + m, e - 10), m / 512.0) * np.where(u > 127, -1, 1)
+            v = v.astype(np.float32)
+        else:
+            v = np.frombuffer(raw, {"F32": np.float32, "U8": np.uint8}[h["dtype"]])
+        out[k] = (h["dtype"], v.reshape(h["shape"]))
+    return out
+
+
+def unmx(t, name):
+    v, s = t[name + ".weight"][1], t[name + ".weight_scale_inv"][1]
+    e = s.astype(np.int32) - 127
+    return torch.from_numpy(np.ldexp(v.reshape(*s.shape, 32), e[..., None]).reshape(v.shape).astype(np.float32))
+
+
+def unfp4(t, name):
+    packed, scale, total = (t[f"{name}.weight_{k}"][1] for k in ("packed", "scale", "global_scale"))
+    values = np.array(sorted(CODE, key=CODE.get), np.float32)
+    values = np.concatenate([values, -values])
+    code = values[np.stack([packed & 15, packed >> 4], -1)].reshape(scale.shape[0], -1, 16)
+    return torch.from_numpy((code * scale[..., None] / total).reshape(scale.shape[0], -1).astype(np.float32))
+
+
+def load_target(c, folder):
+    t = read(os.path.join(folder, "model.safetensors"))
+    P = "language_model.model."
+    plain = lambda k: torch.from_numpy(np.array(t[k][1]))
+    every = lambda f, layers: torch.stack([f(f"{P}layers.{i}.") for i in layers])
+    L, D, M = range(c.layers), range(c.dense_layers), range(c.dense_layers, c.layers)
+    p = {"head": plain("language_model.lm_head.weight"), "embed": plain(P + "embed_tokens.weight"), "norm_out": plain(P + "norm.weight"),
+         "norm_in": every(lambda l: plain(l + "input_layernorm.weight"), L),
+         "norm_post": every(lambda l: plain(l + "post_attention_layernorm.weight"), L),
+         "router": every(lambda l: plain(l + "block_sparse_moe.gate.weight"), M),
+         "bias": every(lambda l: plain(l + "block_sparse_moe.e_score_correction_bias"), M)}
+    for n, k in (("q_norm", "q_norm"), ("k_norm", "k_norm"), ("index_q_norm", "iq_norm"), ("index_k_norm", "ik_norm")):
+        p[k] = every(lambda l: plain(f"{l}self_attn.{n}.weight"), L)
+    for n, k in (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), ("o_proj", "o"), ("index_q_proj", "iq"), ("index_k_proj", "ik")):
+        p[k] = every(lambda l: unmx(t, f"{l}self_attn.{n}"), L)
+    for n in ("gate", "up", "down"):
+        p["dense_" + n] = every(lambda l: unmx(t, f"{l}mlp.{n}_proj"), D)
+        p["shared_" + n] = every(lambda l: unmx(t, f"{l}block_sparse_moe.shared_experts.{n}_proj"), M)
+    for n in ("w1", "w2", "w3"):
+        p[n] = every(lambda l: torch.stack([unfp4(t, f"{l}block_sparse_moe.experts.{e}.{n}") for e in range(c.experts)]), M)
+    return p
+
+
+def load_drafter(c, folder):
+    t = read(os.path.join(folder, "model.safetensors"))
+    P = "language_model.model.dspark."
+    plain = lambda k: torch.from_numpy(np.array(t[P + k][1]))
+    every = lambda f: torch.stack([f(f"layers.{i}.decoder_layer.") for i in range(c.draft_layers)])
+    p = {"fc": plain("fc.weight"), "hidden_norm": plain("hidden_norm.weight"), "final_norm": plain("final_norm.weight"),
+         "w1": plain("markov_head.markov_w1.weight"), "w2": plain("markov_head.markov_w2.weight"),
+         "conf": plain("confidence_head.proj.weight"), "conf_bias": plain("confidence_head.proj.bias"),
+         "norm_in": every(lambda l: plain(l + "input_layernorm.weight")), "norm_post": every(lambda l: plain(l + "post_attention_layernorm.weight")),
+         "q_norm": every(lambda l: plain(l + "self_attn.q_norm.weight")), "k_norm": every(lambda l: plain(l + "self_attn.k_norm.weight"))}
+    for n in ("q", "k", "v", "o"):
+        p[n] = every(lambda l: unmx(t, f"{P}{l}self_attn.{n}_proj"))
+    for n in ("gate", "up", "down"):
+        p[n] = every(lambda l: unmx(t, f"{P}{l}mlp.{n}_proj"))
+    return p
+
+
+def round_trip(c, folder, scratch):
+    """Loads an exported model, exports it again and compares: every weight must be the same number. The bytes of a
+    block may differ, since a block whose largest value was rounded down can take the next smaller scale."""
+    weights = load_target(c, folder)
+    target(c, weights, scratch)
+    again = load_target(c, scratch)
+    dw = load_drafter(c, folder + "/dspark")
+    drafter(c, dw, scratch + "/dspark")
+    dagain = load_drafter(c, scratch + "/dspark")
+    for a, b in ((weights, again), (dw, dagain)):
+        for k in a:
+            assert torch.equal(a[k], b[k]), k
+    old, new = read(folder + "/model.safetensors"), read(scratch + "/model.safetensors")
+    assert list(old) == list(new)
+    return sum(not np.array_equal(old[k][1], new[k][1]) for k in old), len(old)
+
+
 def configs(folder):
     """The small files beside the weights."""
     import tok

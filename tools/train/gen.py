@@ -18,6 +18,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import everyday
+import trades
 import words as W
 from config import IDENTITY
 from intents import INTENTS, SNIPS
@@ -109,8 +110,8 @@ class Conv:
 # ---- values ------------------------------------------------------------------------------------------------------
 
 class Values:
-    def __init__(self, rng, split, extra):
-        self.r, self.split = rng, split
+    def __init__(self, rng, split, extra, pieces=()):
+        self.r, self.split, self.pieces = rng, split, pieces
         keep = (lambda s: W.held(s)) if split == "held" else (lambda s: not W.held(s))
         self.cities = [x for x in W.CITIES if keep(x)]
         self.first = [x for x in W.FIRST if keep(x)]
@@ -118,15 +119,45 @@ class Values:
         base = [x for x in W.WORDS if keep(x) and " " not in x]
         self.words = base
         self.extra = [x for x in extra if keep(x)] or base
+        self.pools = (self.cities, self.first, self.last, self.words, self.extra)
+
+    def narrow(self, few):
+        """Pools as small as the held-out ones, so that one word turns up as verb, parameter and value of one prompt; or all."""
+        self.cities, self.first, self.last, self.words, self.extra = self.pools
+        if few:
+            some = lambda xs, n: self.r.sample(xs, min(n, len(xs)))
+            self.cities, self.first, self.last = some(self.cities, 20), some(self.first, 11), some(self.last, 11)
+            self.words = self.extra = some(self.words, 10) + some(self.extra, 8) + [self.joined() for _ in range(10)]
 
     def pick(self, xs):
         return xs[int(self.r.random() * len(xs))]
 
+    def joined(self):
+        """A word of one to three entries of the vocabulary, so that every one of them is copied, with a space before it and without."""
+        while self.pieces:
+            x = "".join(self.pick(self.pieces) for _ in range(self.pick((1, 2, 2, 3))))
+            if len(x) < 18 and not W.held(x):
+                return x
+        return self.pseudo()
+
+    def accent(self, x):
+        """Now and then with a letter that is no ASCII: in values only, since names of tools and parameters are ASCII."""
+        if self.split == "held" or self.r.random() > 0.08:
+            return x
+        i = self.r.randrange(len(x))
+        if self.r.random() < 0.1:
+            return "".join(self.pick(W.SCRIPTS) for _ in range(self.pick((2, 3, 4))))
+        return x[:i] + self.pick(W.ACCENTS) + x[i + self.pick((0, 1)):]
+
     def pseudo(self, n=None):
+        if self.pieces and self.r.random() < 0.35:
+            return self.joined()
         return "".join(self.pick(W.SYL) for _ in range(n or self.pick((2, 2, 3, 3, 4))))
 
     def word(self):
         x = self.r.random()
+        if self.pieces and x > 0.6:
+            return self.joined()
         return self.pick(self.words) if x < 0.4 else self.pick(self.extra) if x < 0.8 else self.pseudo()
 
     def person(self):
@@ -177,7 +208,7 @@ class Values:
                     "c": lambda: f"{self.r.randrange(0, 24)}:{self.r.randrange(0, 12) * 5:02d}",
                     "d": lambda: self.make("dir")[1], "f": lambda: self.make("path")[1],
                     "date": lambda: self.make("date")[1], "email": lambda: self.make("email")[1],
-                    "co": lambda: self.pseudo().capitalize()}[k]()
+                    "co": lambda: self.pseudo().capitalize(), "t": lambda: self.k_tod()}[k]()
         return re.sub(r"\{(\w+)\}", one, t)
 
     def phrase(self, lo=1, hi=4):
@@ -189,14 +220,14 @@ class Values:
         v = getattr(self, "k_" + k)(arg) if arg else getattr(self, "k_" + k)()
         return v if isinstance(v, tuple) else (v, v)
 
-    def k_city(self): return self.city()
-    def k_person(self): return self.person()
-    def k_word(self): return self.word()
+    def k_city(self): return self.accent(self.city())
+    def k_person(self): return self.accent(self.person())
+    def k_word(self): return self.accent(self.word())
     def k_pseudo(self): return self.pseudo()
     def k_id(self): return self.ident()
     def k_sentence(self): return self.fill(self.pick(W.SENTENCES))
     def k_task(self): return self.fill(self.pick(W.TASKS))
-    def k_when(self): return self.fill(self.pick(W.WHENS))
+    def k_when(self): return self.fill(self.pick(W.WHENS if self.split == "held" or self.r.random() < 0.5 else W.WHENS_EXACT))
     def k_date_raw(self): return self.pick(W.DAYS) if self.r.random() < 0.8 else self.make("date")[1]
     def k_cmd(self): return self.fill(self.pick(W.COMMANDS))
     def k_sql(self): return self.fill(self.pick(W.SQLS))
@@ -241,7 +272,7 @@ class Values:
 
     def k_title(self):
         x = self.r.random()
-        t = self.phrase(1, 3)
+        t = self.accent(self.phrase(1, 3))
         if x < 0.5:
             t = t.title()
         elif x < 0.75:
@@ -348,6 +379,59 @@ class Values:
         h12, ap = h % 12 or 12, "am" if h < 12 else "pm"
         sp = self.pick(("", " "))
         return (f"{h12}{sp}{ap}" if m == 0 else f"{h12}:{m:02d}{sp}{ap}"), iso
+
+    # -- copied as written, however odd
+    def k_tod(self):
+        """A time of day in the user's own words."""
+        r, h, m = self.r, self.r.randrange(1, 13), self.pick((0, 5, 10, 15, 20, 30, 40, 45, 55))
+        ap = self.pick(("am", "pm", "am", "pm", "a.m", "p.m", "AM", "PM"))
+        x = int(r.random() * 12)
+        if x < 4:
+            return f"{h}{ap}" if x < 2 else f"{h} {ap}"
+        if x < 7:
+            return f"{h}:{m:02d}{self.pick(('', ' '))}{ap}"
+        if x == 7:
+            return f"{r.randrange(0, 24)}{self.pick('hH')}{self.pick(('', f'{m:02d}'))}"
+        if x == 8:
+            return f"{r.randrange(0, 24)}{self.pick(':.')}{m:02d}"
+        if x == 9:
+            return self.pick(("noon", "midnight", "dawn", "lunchtime", "tea time", "sunset"))
+        return self.pick((f"{h} o'clock", f"half past {NUMBERS[h]}", f"quarter to {NUMBERS[h]}", f"ten past {h}"))
+
+    def k_qty(self):
+        u = self.pick(("kg", "g", "mg", "ml", "l", "cl", "cm", "mm", "m", "km", "lb", "oz", "GB", "MB", "TB", "kWh", "W", "V", "%", "x", "px", "pt", "°C", "mph", "k", "cups", "slices"))
+        return f"{self.number(1, self.pick((9, 60, 900)))}{self.pick(('', '', ' ') if len(u) < 4 else (' ',))}{u}"
+
+    def k_span(self):
+        r, n = self.r, self.r.randrange(2, 91)
+        return self.pick((f"{n}min", f"{n} min", f"{n}s", f"{n} seconds", f"{n}h", f"{n} hours", f"{n} minutes", f"{n} days", f"{n}d", f"{n}m",
+                          f"{r.randrange(1, 9)}h{r.randrange(1, 60):02d}", f"{r.randrange(1, 9)}h {n}m", f"{self.pick(NUMBERS[2:])} {self.pick(('hours', 'days', 'weeks', 'minutes'))}",
+                          "half an hour", "an hour", "a week", f"{n}ms", f"{r.randrange(1, 9)}.5 hours", f"{r.randrange(0, 9)}:{r.randrange(10, 60)}"))
+
+    def k_raw(self):
+        """Codes, versions, names of settings and whatever else must not be tidied up."""
+        r, x = self.r, int(self.r.random() * 14)
+        a, n = self.pick((self.word, self.pseudo))(), r.randrange(1, 10 ** self.pick((1, 2, 3, 4)))
+        if x < 3:
+            return self.ident()
+        if x == 3:
+            return "".join(self.pick("abcdefghjkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ23456789") for _ in range(self.pick((4, 5, 6, 8, 10))))
+        if x == 4:
+            return self.pick((f"{a}-{n}", f"{a}_{n}", f"{a}{n}", f"{a.upper()}_{n}", f"{a.upper()}{n}", f"{n}{a[0]}", f"{n}{a[0].upper()}"))
+        if x == 5:
+            return self.pick((f"v{r.randrange(0, 30)}", f"v{r.randrange(0, 9)}.{n}", f"{r.randrange(0, 9)}.{r.randrange(0, 30)}.{n}", f"{r.randrange(0, 9)}.{n}-rc{r.randrange(1, 9)}", f"{r.randrange(1, 9)}.x"))
+        if x == 6:
+            return self.pick((f"#{n}", f"#{a}", f"@{a}", f"${n}", f"€{n}", f"{n}%", f"+{n}", f"-{n}", f"~{n}", f"<{n}", f">={n}", f"{n}+"))
+        if x == 7:
+            return self.pick((f"{a}.{self.word()}", f"{a}.{self.word()}.{self.word()}", f"{a}/{self.word()}", f"{a}:{n}", f"{a}={n}", f"{a}::{self.word()}", f"{a}@{n}", f"--{a}", f"-{a[0]}{n}"))
+        if x == 8:
+            b = self.word()
+            return self.pick((a + b.capitalize(), a.capitalize() + b.capitalize(), f"{a}_{b}", f"{a.upper()}_{b.upper()}", f"{a.capitalize()}-{b}", f"{a}{b}"))
+        if x == 9:
+            return self.pick((f"{n}x{r.randrange(1, 99)}", f"{n}-{n + r.randrange(1, 40)}", f"{n}/{r.randrange(1, 99)}", f"{n}:{r.randrange(1, 99)}", f"{n}.{r.randrange(10, 99)}", f"{n},{r.randrange(1, 99)}"))
+        if x == 10:
+            return f"{r.randrange(1, 40)}{self.pick('ABCDEF')}" if r.random() < 0.6 else f"{self.pick('ABCDEFGH')}{r.randrange(1, 40)}"
+        return self.pick((self.k_tod, self.k_qty, self.k_span, self.k_ver, self.k_hex, self.k_user, self.k_phone, self.k_glob))()
 
     def k_list(self, kind):
         n = self.pick((1, 2, 2, 3, 3, 4))
@@ -475,7 +559,7 @@ class Template:
 
 def parse_everyday():
     out = []
-    for block in everyday.TOOLS.strip().split("\n\n"):
+    for block in (everyday.TOOLS.strip() + "\n\n" + trades.TOOLS.strip()).split("\n\n"):
         lines = block.split("\n")
         group, names = lines[0][1:].split(" ", 1)
         t = {"group": group.lstrip("~"), "held": group.startswith("~"), "names": names.split(","), "desc": lines[1],
@@ -529,19 +613,19 @@ class Everyday(Tool):
             odd = r.random()
             if odd < 0.08:
                 n = v.pseudo(2) + "_" + names[0]
-            elif odd < 0.2 and g.split != "held":
+            elif odd < 0.35 and g.split != "held":
                 n = v.pick((v.word, v.pseudo, lambda: v.word() + "_" + v.word()))()
             if style_camel:
                 n = camel(n)
             if any(p.name == n for p in self.params):
                 n = names[0]
-            keep = kind.split(":")[0] in ("date", "clock") or odd < 0.2 or r.random() < 0.75
+            keep = kind.split(":")[0] in ("date", "clock") or odd < (0.2 if g.split == "held" else 0.35) or r.random() < 0.75
             self.params.append(Param(n, kind, g.more(desc, kind) if keep else None, req, names[0]))
         self.by = {p.slot: p for p in self.params}
         self.primary = next((p for p in self.params if p.req), None)
         self.lines = [t for t in d["lines"] if all(s in self.by for s in t.slots) and all(f in self.by for f in t.flags)]
         self.asks = [t for t in d["asks"] if all(s in self.by for s in t.slots)] if self.primary else []
-        if g.split != "held" and r.random() < 0.35:
+        if g.split != "held" and r.random() < 0.4:
             self.reword(g)
         self.read = d["result"][0] != "object" or not any(f[0] in ("status", "deleted") for f in d["result"][1])
 
@@ -642,8 +726,23 @@ PROC_KINDS = [
 ]
 PROC_KINDS = [(k, n.split(","), d.split("|"), p.split(",") if p else None) for k, n, d, p in PROC_KINDS]
 PROC_WEIGHT = [8, 8, 4, 10, 6, 3, 6, 5, 2, 3, 2, 8, 10, 8, 7, 5, 4, 3]
+# kinds and phrases that the held-out cases do not have: values that must be copied as they stand
+EXACT_KINDS = [
+    ("tod", "time_of_day,slot,arrival,departure,opening,closing,pickup_time,wake_up", "Time of day|Hour of the day|Clock time, as said", "at {v},by {v},from {v}"),
+    ("qty", "amount,quantity,weight,dose,portion,volume,length,load", "With its unit|Amount and unit|Quantity", None),
+    ("span", "duration,period,interval,timeout,delay,window", "How long|Duration|Time span", "for {v}"),
+    ("raw", "code,key,tag,serial,model,part,label,spec,plate,value,token,selector,pattern,batch,slot,setting", "Exact text|As written|Value|Code", None),
+    ("phone", "phone,phone_number,mobile,fax", "Phone number|Number to call", None),
+    ("user", "user,username,login,account,handle", "User name|Account", None),
+    ("host", "host,server,node,machine", "Host|Server|Machine", "on {v}"),
+]
+EXACT_KINDS = [(k, n.split(","), d.split("|"), p.split(",") if p else None) for k, n, d, p in EXACT_KINDS]
+ALL_KINDS, ALL_WEIGHT = PROC_KINDS + EXACT_KINDS, PROC_WEIGHT + [5, 4, 4, 8, 2, 2, 2]
 SLOT_PHRASES = ["with {h} {v}", "with the {h} {v}", "with a {h} of {v}", "{h} {v}", "using {v} as the {h}", "where the {h} is {v}",
                 "and {h} {v}", "{h}: {v}", "at a {h} of {v}", "the {h} should be {v}", "{h} = {v}", "with {h} set to {v}"]
+MORE_PHRASES = ["{v} as the {h}", "{v} for the {h}", "its {h} is {v}", "whose {h} is {v}", "({h} {v})", "by {h} {v}", "having {h} {v}", "set {h} to {v}",
+                "I want {v} as {h}", "where {h} is {v}", "take {v} for {h}", "{h} should be {v}"]
+VERB_FRAMES = "{w} up,{w} out,{w} off,{w} down,{w} back,{w} in,take {w} of,make {w},make it {w},put {w} on,put the {w} on,give {w} to,set a {w} for,do a {w} of,put back the {w} of,go through the {w} of,get {w} of,bring in the {w} of,{w} to the top,give a new {w} to,have a {w} at,{w} and {w2},run a {w} of,put in {w}".split(",")
 QUANTA = "units,meters,kg,percent,euros,dollars,points,degrees,days,hours,minutes,km,cm,pieces,grams,liters,years,people,items,pages,m/s,miles,times,weeks,feet,watts".split(",")
 ENUM_WORDS = "fast,slow,auto,manual,low,medium,high,draft,final,public,private,json,csv,xml,pdf,html,small,large,red,green,blue,asc,desc,daily,weekly,monthly,basic,premium,gold,silver,strict,loose,full,partial,internal,external,dark,light,standard,express,economy,metric,imperial,north,south,short,long,hot,cold,raw,cooked,new,used,open,closed,pending,paid,male,female,left,right,single,double,easy,hard,soft,quiet,loud".split(",")
 
@@ -651,16 +750,16 @@ ENUM_WORDS = "fast,slow,auto,manual,low,medium,high,draft,final,public,private,j
 class Procedural(Tool):
     def __init__(self, g, verb=None, noun=None):
         v, r = g.v, g.r
-        self.noun = noun or (v.pick(g.nouns) if r.random() < (0.9 if g.split == "held" else 0.6) else
+        self.noun = noun or (v.pick(g.nouns) if r.random() < (0.9 if g.split == "held" else 0.5) else
                              v.pick((v.word, v.pseudo, lambda: v.word() + " " + v.word()))())
         # verbs that can only be matched, not known: with them the user's word is the tool's word
         invented = verb is None and r.random() < (0.2 if g.split == "held" else 0.35)
         if invented:
             x = v.pseudo(v.pick((2, 2, 3))) if r.random() < 0.45 else v.word()
-            verb = (x, r.random() < 0.3, [x])
+            verb = (x, r.random() < 0.3, [v.fill(v.pick(VERB_FRAMES)) if g.split != "held" and r.random() < 0.3 else x])
         self.verb = verb or v.pick(g.verbs)
         vname, self.read, self.phr = self.verb
-        if g.split == "held" or r.random() < 0.3:
+        if g.split == "held" or r.random() < (0.6 if g.few else 0.3):
             self.phr = [v.pick(self.phr)]
         self.keys = frozenset([f"n:{self.noun}:{'r' if self.read else vname}"])
         self.opaque = r.random() < 0.08
@@ -718,12 +817,16 @@ class Procedural(Tool):
         n = v.pick((0, 1, 1, 1, 2, 2, 2, 3, 3, 4, 5))
         used, names = set(), set()
         for i in range(n):
-            kind, pn, pd, phrases = r.choices(PROC_KINDS, PROC_WEIGHT)[0]
+            kinds, weight = (PROC_KINDS, PROC_WEIGHT) if g.split == "held" else (ALL_KINDS, ALL_WEIGHT)
+            kind, pn, pd, phrases = r.choices(kinds, weight)[0]
             name = g.name_of(pn)
-            bare = phrases is not None and kind not in used
+            said = "clock" if kind == "tod" else kind        # both are said with "at": one of them a tool
+            bare = phrases is not None and said not in used
             if kind == "id" and r.random() < 0.6:
                 name = self.noun.split()[-1].replace("-", "_") + "_" + name
             x, typed = r.random(), g.split != "held"
+            if typed:                           # more invented names in training: a name is copied from the schema, not known
+                x *= 0.75
             if x < 0.1 and kind not in ("bool",):
                 name = v.pseudo(2) + "_" + name
                 bare = bare and r.random() < 0.5
@@ -762,7 +865,7 @@ class Procedural(Tool):
             desc = g.more(desc, k)
             p = Param(name, k, desc, r.random() < (0.65 if kind != "bool" else 0.15), None, phrases if bare else ())
             if bare:
-                used.add(kind)
+                used.add(said)
             if kind in ("city", "person", "email") and not bare:
                 p.phrases = ()
             names.add(name)
@@ -784,7 +887,8 @@ class Procedural(Tool):
             return f"with {spoken} {h}"
         if p.kind.split(":")[0] in ("text", "title") or " " in spoken and g.r.random() < 0.3 and p.kind.split(":")[0] not in ("list", "obj"):
             spoken = f'"{spoken}"'
-        return v.pick(SLOT_PHRASES).replace("{v}", spoken).replace("{h}", h)
+        more = g.split != "held" and g.r.random() < 0.3
+        return v.pick(MORE_PHRASES if more else SLOT_PHRASES).replace("{v}", spoken).replace("{h}", h)
 
     def utter(self, g, many=1, missing=False):
         v, r = g.v, g.r
@@ -960,18 +1064,32 @@ SUFFIX = [" please", ", please", " for me", ", thanks", " now", " right now", " 
 
 
 class Generator:
-    def __init__(self, seed, split="train", data=None):
+    def __init__(self, seed, split="train", data=None, tokenizer=None):
         self.r = random.Random(seed)
         self.split = split
+        pieces = []
+        if split == "train" and tokenizer:
+            import tok
+            e = tok.Encoder(tokenizer)
+            pieces = sorted({x for x in (e.decode([i]).strip().lower() for i in e.text) if len(x) > 1 and x.isalpha() and x.isascii()})
         self.intents, self.snips, self.oos, extra, self.prose = {}, {}, [], [], []
         if split == "train" and data:
             extra = self.load(data)
-        self.v = Values(self.r, split, extra)
+        self.v = Values(self.r, split, extra, pieces)
         keep = W.held if split == "held" else (lambda s: not W.held(s))
         self.nouns = [n for n in W.NOUNS if keep(n)]
         self.verbs = [x for x in VERBS if keep("verb " + x[0])]
         self.hand = [d for d in EVERYDAY if d["held"] == (split == "held")]
-        self.hand_all = [d for d in EVERYDAY if not d["held"]]
+        self.pools, self.few, self.salt = (self.nouns, self.verbs), False, ""
+
+    def narrow(self):
+        """Every other document has pools of the held-out side's size: what differs then is the words, not how often they collide."""
+        self.few = self.r.random() < 0.5
+        self.v.narrow(self.few)
+        self.nouns, self.verbs = self.pools
+        if self.few:
+            self.nouns, self.verbs = self.r.sample(self.nouns, 45), self.r.sample(self.verbs, 18)
+            self.salt = str(self.r.randrange(1000))
 
     def load(self, data):
         d = json.load(lzma.open(os.path.join(data, "data_full.json.xz"), "rt", encoding="utf-8"))
@@ -1006,6 +1124,8 @@ class Generator:
 
     def name_of(self, names):
         good = [n for n in names if W.held(n) == (self.split == "held")]
+        if self.few:
+            good = [n for n in good if W.held(n + self.salt)] or good
         return self.v.pick(good or names)
 
     # -- utterance frames: politeness, fillers, case
@@ -1028,7 +1148,7 @@ class Generator:
         last = body[-1:]
         if r.random() < 0.2 and last != '"' and not (values and body.endswith(tuple(values)) and r.random() < 0.3):
             s = v.pick(SUFFIX)
-            timed = any(p.kind.split(":")[0] in ("date", "clock", "when", "date_raw") or "date" in p.name or "time" in p.name for p in tool.params)
+            timed = any(p.kind.split(":")[0] in ("date", "clock", "when", "date_raw", "tod", "span") or "date" in p.name or "time" in p.name for p in tool.params)
             if not (timed and s in (" today", " now", " right now", " asap", " immediately")):
                 body += s
         body += "?" if q else v.pick((".", "", "", "")) if last != '"' else ""
@@ -1444,8 +1564,9 @@ class Generator:
 
     def conversation(self):
         v, r = self.v, self.r
+        self.narrow()
         conv = self.new_conv()
-        if r.random() < 0.045:
+        if r.random() < 0.035:
             return self.long_doc(conv)
         x = r.random()
         n = 0 if x < 0.05 else r.randrange(1, 8) if x < 0.72 else r.randrange(8, 25) if x < 0.985 else r.randrange(25, 50)
@@ -1460,21 +1581,21 @@ class Generator:
                     new = self.ep_follow(conv, conv.facts)
                 elif x < 0.07 or not tools:
                     new = v.pick((self.ep_chat, self.ep_chat, self.ep_none, self.ep_repeat))(conv, tools)
-                elif x < 0.10:
+                elif x < 0.09:
                     new = self.ep_repeat(conv, tools) if r.random() < 0.3 else self.ep_chat(conv, tools)
-                elif x < 0.17 and facts:
+                elif x < 0.15 and facts:
                     new = self.ep_follow(conv, facts)
-                elif x < 0.21:
+                elif x < 0.20:
                     new = self.ep_another(conv, tools)
-                elif x < 0.33:
+                elif x < 0.29:
                     new = self.ep_none(conv, tools)
-                elif x < 0.46:
+                elif x < 0.45:
                     new = self.ep_two(conv, tools)
-                elif x < 0.58:
+                elif x < 0.59:
                     new = self.ep_parallel(conv, tools)
-                elif x < 0.65:
+                elif x < 0.64:
                     new = self.ep_missing(conv, tools)
-                elif x < 0.71:
+                elif x < 0.69:
                     new = self.ep_chain(conv, tools)
                 else:
                     new = self.ep_one(conv, tools)

@@ -3,6 +3,7 @@
 
     train.py --stage a --seconds 560 --data DIR --out DIR          from scratch, constant learning rate
     train.py --stage b --seconds 550 --data DIR --out DIR --ckpt DIR   decay, drafter, export
+    train.py --stage c --seconds 550 --data DIR --out DIR --ckpt MODEL  from an exported model on, constant; then b again
 
 --seconds is the budget of the whole process; the schedule follows the clock, and weights are saved before evaluation.
 """
@@ -60,12 +61,21 @@ def load(folder, device, name="ckpt"):
 WEIGHT = torch.tensor([0.1, 1.0, 0.5, 0.0])      # loss weight of context, assistant output, prose, padding
 
 
+def matmul_flops(params):
+    """Floating-point operations of the weights' products for one token, forward and backward; all experts are computed.
+    Attention's own products are left out."""
+    return 6 * sum(p.numel() for k, p in params.items() if p.dim() >= 2 and k not in ("embed", "bias") and not k.startswith(("norm", "q_norm", "k_norm", "iq_norm", "ik_norm")))
+
+
+PEAK_FLOPS = 989e12       # BF16 of an H100 or H200, dense
+
+
 def train_target(a, c, params, feeder, T, begin, end, device, decay, warm, dense_until, mx_from):
-    """Until the clock says `end`. decay: linear to 2 % over the whole phase, else constant."""
+    """Until the clock says `end`. decay: constant for the share a.hold, then linear to 2 %; else constant."""
     for k, p in params.items():
         p.requires_grad_(k != "bias")
     opt = optim.Optimizer(params, model.MUON, compiled=a.compile)
-    wt = WEIGHT.to(device)
+    wt, flops = WEIGHT.to(device), matmul_flops(params)
     step = seen = 0
     t_first, tokens, last = None, 0, (time.time(), 0)
     win = torch.zeros(4, device=device)
@@ -79,13 +89,14 @@ def train_target(a, c, params, feeder, T, begin, end, device, decay, warm, dense
         frac = 0.0 if t_first is None else (time.time() - T0 - t_first) / max(1.0, end - t_first)
         if frac >= 1 or (a.steps and step >= a.steps):
             break
-        lr = min(1.0, (step + 1) / warm)
-        if decay:                     # constant for a third, then linear to 2 %
-            lr *= max(0.02, 1 - 0.98 * max(0.0, frac - 0.35) / 0.65)
+        lr = a.peak * min(1.0, (step + 1) / warm)
+        if decay:
+            lr *= max(0.02, 1 - 0.98 * max(0.0, frac - a.hold) / (1 - a.hold))
         sparse = frac >= dense_until or bool(a.steps and step >= a.steps // 2)
         mx = frac >= mx_from
         tok, cls, start = feeder.next()
-        pos = torch.randint(0, T.S, (tok.shape[0], a.kl), device=device)
+        index = step % a.kl_every == 0
+        pos = torch.randint(0, T.S, (tok.shape[0], a.kl), device=device) if index else None
         x, kl, loads, _, head = T.forward(params, tok, start, sparse, mx, pos)
         target = torch.cat([tok[:, 1:], tok[:, :1]], 1)
         w = wt[cls.long()]
@@ -94,12 +105,12 @@ def train_target(a, c, params, feeder, T, begin, end, device, decay, warm, dense
         loss.backward()
         opt.step(lr)
         with torch.no_grad():
-            rate = 0.0 if decay and frac > 0.85 else 1e-2 if not decay and frac < 0.12 else 2e-3
+            rate = 0.0 if decay and frac > 0.85 else 1e-2 if a.stage == "a" and frac < 0.12 else 2e-3
             load_ = torch.stack(loads)
             params["bias"] += rate * torch.sign(c.topk_experts / c.experts - load_)
             ai = (cls.reshape(-1) == 1).float()
             n = ai.sum().clamp(min=1)
-            win += torch.stack([(nll * ai).sum() / n, (hit * ai).sum() / n, kl.detach() / c.layers, load_.max()])
+            win += torch.stack([(nll * ai).sum() / n, (hit * ai).sum() / n, kl.detach() / c.layers * a.kl_every if index else n * 0, load_.max()])
         step += 1
         tokens += tok.numel()
         if step % 100 == 0 or step in (1, 20, 60):
@@ -107,7 +118,7 @@ def train_target(a, c, params, feeder, T, begin, end, device, decay, warm, dense
             seen, rate_ = step, (tokens - last[1]) / (time.time() - last[0])
             last = (time.time(), tokens)
             log(f"step {step} frac {frac:.2f} lr {lr:.3f} loss {m[0]:.4f} acc {m[1]:.4f} kl {m[2]:.4f} maxload {m[3]:.2f} "
-                f"{'sparse' if sparse else 'dense'} tok/s {rate_ / 1e3:.0f}k starved {feeder.starved}")
+                f"{'sparse' if sparse else 'dense'} tok/s {rate_ / 1e3:.0f}k mfu {100 * rate_ * flops / PEAK_FLOPS:.1f}% starved {feeder.starved}")
             win.zero_()
         elif step % 10 == 0:
             win[0].item()                 # keep the host close to the device, the schedule reads the clock
@@ -115,13 +126,13 @@ def train_target(a, c, params, feeder, T, begin, end, device, decay, warm, dense
     return step
 
 
-def train_draft(a, c, params, dp, feeder, T, end, device, early_cb):
+def train_draft(a, c, params, dp, feeder, T, end, device, watch=lambda step, prefix: False):
+    """Until the clock says `end`, or `watch`, which sees every 25th step, says that it is enough."""
     for p in dp.values():
         p.requires_grad_(True)
     opt = optim.Optimizer(dp, draft.MUON, compiled=a.compile)
     fn = torch.compile(draft.draft_loss, dynamic=False) if a.compile else draft.draft_loss
     step, t_first, win = 0, None, torch.zeros(3, device=device)
-    early = None
     while True:
         if step == 4:
             if device != "cpu":
@@ -147,31 +158,50 @@ def train_draft(a, c, params, dp, feeder, T, end, device, early_cb):
             m = (win / 25).tolist()
             win.zero_()
             log(f"draft step {step} loss {m[0]:.4f} tv {m[1]:.4f} prefix {m[2]:.2f} of {c.draft_block}")
-            if early is None and (m[2] >= 1.8 or step >= 300):      # accepted length (with the bonus) of 2 to 3
-                early = {k: v.detach().clone() for k, v in dp.items()}
-                early_cb(early, step, m)
-    if early is None:
-        early_cb({k: v.detach().clone() for k, v in dp.items()}, step, [0, 0, 0])
+            if watch(step, m[2]):
+                break
     log(f"draft: {step} steps")
+
+
+def early_drafter(a, c, params, feeder, T, device, jobs):
+    """A drafter from scratch, stopped early: the copy whose accepted length on single calls is nearest to 2.5."""
+    dp = draft.init_params(c, a.seed, device)
+    copies = []
+
+    def watch(step, prefix):
+        if prefix > 1.0:
+            copies.append((step, {k: v.detach().clone() for k, v in dp.items()}))
+        return prefix > 2.6
+    train_draft(a, c, params, dp, feeder, T, time.time() - T0 + a.early_seconds, device, watch)
+    one = [j for j in jobs if j[0] == "one"]
+    rated = [(evaluate.accepted(a, c, T, params, p, one, device, log)["one"], step, p) for step, p in copies[-5:] or [(0, dp)]]
+    best = min(rated, key=lambda r: abs(r[0] - 2.5))
+    log(f"early drafter: step {best[1]}, accepted length {best[0]}")
+    return best
 
 
 def main():
     ap = argparse.ArgumentParser()
-    ap.add_argument("--stage", choices=("a", "b", "smoke"), required=True)
+    ap.add_argument("--stage", choices=("a", "b", "c", "smoke"), required=True)
     ap.add_argument("--seconds", type=float, required=True)
     ap.add_argument("--data", required=True)
     ap.add_argument("--out", required=True)
-    ap.add_argument("--ckpt")
+    ap.add_argument("--ckpt", help="output of an earlier stage, or an exported model")
+    ap.add_argument("--drafter", help="an exported drafter to go on from")
+    ap.add_argument("--peak", type=float, default=1.0, help="share of the full learning rate")
+    ap.add_argument("--hold", type=float, default=0.35, help="stage b: share of the time before the decay")
     ap.add_argument("--tokenizer", default="config/models/nano/tokenizer.json")
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--rows", type=int, default=8)
     ap.add_argument("--length", type=int, default=8192)
     ap.add_argument("--kl", type=int, default=128)
+    ap.add_argument("--kl-every", type=int, default=1, help="steps for one of the indexer")
     ap.add_argument("--anchors", type=int, default=256)
     ap.add_argument("--workers", type=int, default=14)
     ap.add_argument("--warm-steps", type=int, default=8)
     ap.add_argument("--steps", type=int, default=0, help="stop after so many steps (tests)")
     ap.add_argument("--draft-seconds", type=float, default=95)
+    ap.add_argument("--early-seconds", type=float, default=25)
     ap.add_argument("--cases", type=int, default=256)
     ap.add_argument("--tiny", action="store_true", help="toy size on the CPU")
     a = ap.parse_args()
@@ -180,7 +210,7 @@ def main():
     c = Config(hidden=64, layers=3, dense_layers=1, experts=4, heads=4, dense_inter=64, inter=32, shared_inter=32, draft_targets=(0, 1, 2), draft_inter=64) if a.tiny else Config()
     os.makedirs(a.out, exist_ok=True)
     # processes first: they must not inherit a CUDA context
-    stage_seed = {"a": 1, "b": 2, "smoke": 3}[a.stage] + 10 * a.seed
+    stage_seed = {"a": 1, "b": 2, "smoke": 3, "c": 4}[a.stage] + 10 * a.seed
     feeder = data.Feeder(a.workers, stage_seed, a.length, a.data, a.tokenizer)
     eq = mp.Queue()
     jobs = [(k, k, a.cases, 77, "held") for k in ("one", "two", "many", "answer", "none", "session")] + [("seen one", "one", a.cases, 78, "train"), ("seen many", "many", a.cases, 79, "train")]
@@ -192,18 +222,30 @@ def main():
         for k in ("recompile_limit", "cache_size_limit"):
             if hasattr(dynamo.config, k):
                 setattr(dynamo.config, k, 64)
-    params = load(a.ckpt, device) if a.ckpt else model.init_params(c, a.seed, device)
+    exported = a.ckpt and os.path.exists(os.path.join(a.ckpt, "model.safetensors"))
+    if a.stage == "smoke" and exported:
+        import export
+        log("tensors of other bytes after a round trip of %s: %d of %d" % (a.ckpt, *export.round_trip(c, a.ckpt, "/tmp/round")))
+    if exported:
+        import export
+        params = {k: v.to(device) for k, v in export.load_target(c, a.ckpt).items()}
+    else:
+        params = load(a.ckpt, device) if a.ckpt else model.init_params(c, a.seed, device)
     T = model.Target(c, device, a.length, a.compile)
     feeder.start(a.rows, device)
     if a.stage == "smoke" and device != "cpu":
         check(c, T, params, feeder, device)
     log("start", a.stage, "parameters", sum(p.numel() for p in params.values()))
-    tail = 40 if a.stage == "a" else a.draft_seconds + 55
+    tail = a.draft_seconds + a.early_seconds + 55 if a.stage == "b" else 40 if a.stage == "a" else 30
     if a.stage == "smoke":
-        tail = a.seconds * 0.45
+        tail = a.seconds * 0.6
     train_target(a, c, params, feeder, T, time.time() - T0, a.seconds - tail, device, decay=a.stage == "b", warm=60,
-                 dense_until={"a": 0.2, "b": 0.0, "smoke": 0.5}[a.stage], mx_from={"a": 2.0, "b": 0.0, "smoke": -1.0}[a.stage])
+                 dense_until={"a": 0.2, "b": 0.0, "c": 0.0, "smoke": 0.5}[a.stage], mx_from={"a": 2.0, "b": 0.0, "c": 0.0, "smoke": -1.0}[a.stage])
     save(params, a.out if a.stage != "b" else "/tmp/ckpt")
+    if a.stage == "c":                    # smaller than the pieces, should those be lost
+        import export
+        export.target(c, params, "/tmp/nano")
+        split("/tmp/nano/model.safetensors", a.out, "model")
     log("saved")
     jobs_done = [eq.get() for _ in jobs]
     if a.stage == "smoke":
@@ -213,25 +255,19 @@ def main():
     if a.stage in ("b", "smoke"):
         import export
         card = {"figures": figures}
-        root = os.path.join(a.out, "x")
         export.target(c, params, "/tmp/nano")
         split(os.path.join("/tmp/nano", "model.safetensors"), a.out, "model")
-        dp = draft.init_params(c, a.seed, device)
-
-        def early(p, step, m):
-            export.drafter(c, p, "/tmp/early")
-            split("/tmp/early/model.safetensors", a.out, "early")
-            log(f"early drafter at step {step}, prefix {m[2]:.2f}")
-            card["early"] = {"step": step, "prefix": m[2]}
-            early.params = p
-        train_draft(a, c, params, dp, feeder, T, min(a.seconds - 45, time.time() - T0 + a.draft_seconds) if a.stage == "b" else a.seconds - 15, device, early)
+        length, step, early = early_drafter(a, c, params, feeder, T, device, jobs_done)
+        card["early"] = {"step": step, "accepted": length}
+        export.drafter(c, early, "/tmp/early")
+        split("/tmp/early/model.safetensors", a.out, "early")
+        dp = {k: v.to(device) for k, v in export.load_drafter(c, a.drafter).items()} if a.drafter else draft.init_params(c, a.seed, device)
+        train_draft(a, c, params, dp, feeder, T, min(a.seconds - 30, time.time() - T0 + a.draft_seconds) if a.stage == "b" else a.seconds - 8, device)
         export.drafter(c, dp, "/tmp/draft")
         split("/tmp/draft/model.safetensors", a.out, "draft")
         log("exported")
         if left(a) > 15:
             card["accepted"] = evaluate.accepted(a, c, T, params, dp, jobs_done, device, log)
-        if left(a) > 12 and hasattr(early, "params"):
-            card["accepted early"] = evaluate.accepted(a, c, T, params, early.params, jobs_done[:1], device, log)
         json.dump(card, open(os.path.join(a.out, "figures.json"), "w"))
     log("done")
     feeder.stop()

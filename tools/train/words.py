@@ -27,6 +27,8 @@ PRODUCTS = "milk,eggs,bread,butter,apples,coffee,tea,batteries,light bulbs,paper
 LISTS = "shopping,grocery,todo,packing,wish,weekend,party,reading,guest,travel,camping,office,birthday,hardware,garden,daily,science,kitchen,tank,roof".split(",")
 TASKS = "buy {w},call {p},water the plants,take out the trash,pay the {w} bill,send the {w} report,book the {w},clean the {w},walk the dog,renew the {w} policy,pick up {p},feed the cat,print the {w},return the {w} books,charge the {w},order {w},check the {w},visit {p},write to {p},fix the {w},stretch,drink water,take my pills,prepare the {w} meeting,wash the car,back up the {w},ask {p} about the {w}".split(",")
 WHENS = "tomorrow,tonight,on Monday,on Friday,next week,in an hour,in {n} minutes,at {c},tomorrow at {c},on Sunday at {c},at noon,this evening,in {n} hours,on Tuesday,every morning,next Thursday,at {h} pm,at {h} am,tomorrow morning,before {c}".split(",")
+# the same, in writings that must be copied as they are; training only
+WHENS_EXACT = "at {t},by {t},before {t},after {t},around {t},at {h}pm,at {h}am,at {h}:30pm,tomorrow at {t},on Monday at {t},on Friday at {h}pm,tonight at {h}pm,next week at {t},in {n}min,in {n}h,every day at {t},at {c},this afternoon at {t}".split(",")
 DAYS = "today,tomorrow,Monday,Tuesday,Wednesday,Thursday,Friday,Saturday,Sunday,next week,this weekend".split(",")
 MONTHS = "January,February,March,April,May,June,July,August,September,October,November,December".split(",")
 SENTENCES = ["the {w} is ready", "we meet at {c} in the {w} room", "I will be {n} minutes late", "please bring the {w}", "the {w} and the {w2} are done", "call me when you see the {w}", "the {w} arrives on Monday", "thanks for the {w}", "the {w2} of the {w} changed", "{p} has the {w} now", "see you in {city}", "the code is {n}", "no {w} left", "everything about the {w} is fine", "could you look at the {w}", "dinner is at {c}", "the {w} needs a new {w2}", "I am in {city} until Friday", "your {w} was moved to {city}", "{p} will take over the {w}"]
@@ -34,6 +36,8 @@ COMMANDS = ["make test -j{n}", "ls -la {d}", "npm install", "git status", "df -h
 SQLS = ["SELECT * FROM {w}", "SELECT {w2} FROM {w} WHERE id = {n}", "SELECT COUNT(*) FROM {w}", "DELETE FROM {w} WHERE {w2} = {n}", "UPDATE {w} SET {w2} = {n}", "SELECT name FROM {w} ORDER BY {w2} LIMIT {n}", "SELECT MAX({w2}) FROM {w}"]
 EXTS = "txt,md,py,c,h,json,csv,log,yaml,html,js,rs,toml,cfg,sh,sql,pdf,png".split(",")
 FOLDERS = "src,docs,tests,lib,home,tmp,etc,var,data,config,tools,build,assets,reports,logs,images,include,scripts".split(",")
+ACCENTS = "áàâäãåāăąæçćčďđéèêëēęěíìîïīłľñńňóòôöõőøœŕřßśšşťúùûüūůűýÿźżžğıÁÉÍÓÖØÜÅÇŁŠŽÑ"
+SCRIPTS = "абвгдежзийклмнопрстуфхцчшщыьэюяАБВГДКЛМНОПРСТαβγδεζηθικλμνξοπρστυφχψω日本語中文字東京大阪北京上海山川田水火木金土人口手目天心한국서울부산인천عربيةשלוםไทย"
 SYL = "ba be bi bo bu da de di do du fa fe fi fo ga ge go gu ha he ho ja jo ju ka ke ki ko ku la le li lo lu ma me mi mo mu na ne ni no nu pa pe pi po ra re ri ro ru sa se si so su ta te ti to tu va ve vi vo wa we wi ya yo za ze zo zu bra cre dri flo gri kra pli plo sha ste tra tri vex zan qui lor mek nor pel rin sol tam ulm vor wen zil".split()
 
 # verb groups: name|r or w|ways a user says it (the first is also used in descriptions). No phrase is in two groups.
