@@ -405,6 +405,10 @@ static void run_pass(eng_draft *d, const kn_kv *kv, const eng_draft_input *input
         job.logits = logits;
         ops->embed(device, d->markov, &d->markov_in, d->last, count);
         ops->linear(device, logits, d->markov, &d->markov_out, count, true);
+        for (uint32_t i = 0; i < count; i++)
+            if (inputs[i].mask != NULL)
+                eng_sample__mask(logits + (size_t)i * c->vocab, inputs[i].mask_vocab,
+                                 inputs[i].mask(inputs[i].mask_ctx, step > 0 ? d->last[i] : -1));
         if (count > 1)
             kn_device_parallel(device, pick_one, &job, count);
         else

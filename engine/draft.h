@@ -35,6 +35,11 @@ typedef struct eng_draft_input {
                                      the target will */
     uint64_t output_index;        /* of the first drafted token */
     uint32_t choice;
+    /* A grammar's mask for the next drafted token, given the one drafted before (-1 at first);
+     * NULL: everything may be drafted. */
+    const uint32_t *(*mask)(void *ctx, int32_t previous);
+    void *mask_ctx;
+    uint32_t mask_vocab; /* ids that a mask has bits for */
 } eng_draft_input;
 
 /* For each input up to `length` tokens (<= block) and the confidence of each, in [0, 1]. tokens,

@@ -20,6 +20,7 @@ void eng__sequence_destroy(eng_sequence *seq)
     if (seq == NULL)
         return;
     eng_decoder_destroy(seq->decoder);
+    eng_constrain_destroy(seq->constrain);
     base_arena_destroy(seq->arena);
     free(seq->counts.output);
     free(seq->counts.prompt);
@@ -67,6 +68,23 @@ static bool make_counts(const eng_engine *engine, eng_sequence *seq)
             seq->counts.prompt[seq->request.tokens[i]] = 1;
     }
     return true;
+}
+
+static base_code constrain(const eng_engine *engine, eng_sequence *seq, base_err *err)
+{
+    const eng_request *request = &seq->request;
+    bool chat = request->parse == ENG_PARSE_CHAT;
+    eng_constrain_options options = {
+        .codec = engine->codec,
+        .tok = engine->tok,
+        .vocab = engine->vocab,
+        .end_tokens = engine->end_tokens,
+        .end_token_count = engine->end_token_count,
+        .grammar = request->grammar,
+        .reasons = chat && request->starts_in_reasoning,
+        .may_reason = chat && request->thinking == ENG_THINK_ADAPTIVE,
+    };
+    return eng_constrain_create(&seq->constrain, &options, err);
 }
 
 static base_code sequence_create(eng_sequence **out, eng_engine *engine, const eng_request *request,
@@ -121,6 +139,8 @@ static base_code sequence_create(eng_sequence **out, eng_engine *engine, const e
     base_code code = BASE_OK;
     if (!request->prefill_only)
         code = eng_decoder_create(&seq->decoder, engine->codec, &decoder, err);
+    if (code == BASE_OK && request->grammar != NULL && !request->prefill_only)
+        code = constrain(engine, seq, err);
     if (code == BASE_OK && forces)
         code =
             eng_codec_force(engine->codec, &seq->force, &seq->force_count, name, seq->arena, err);
@@ -323,6 +343,8 @@ static base_code load_text(eng_engine *engine, base_err *err)
     if (code == BASE_OK)
         code = eng_codec_create(&engine->codec, engine->tok, engine->config->identity,
                                 engine->config->thinking, err);
+    if (code == BASE_OK)
+        code = eng_constrain_vocab(&engine->vocab, engine->codec, engine->tok, err);
     if (code != BASE_OK)
         return code;
     uint32_t count;
@@ -546,6 +568,7 @@ void eng_destroy(eng_engine *engine)
     kn_kv_destroy(engine->draft_kv);
     kn_kv_destroy(engine->kv);
     eng_draft_destroy(engine->draft);
+    eng_vocab_destroy(engine->vocab);
     eng_codec_destroy(engine->codec);
     eng_tok_destroy(engine->tok);
     eng_model_destroy(engine->model);
@@ -587,17 +610,29 @@ const eng_info *eng_get_info(const eng_engine *engine)
 eng_stats eng_get_stats(const eng_engine *engine)
 {
 #define READ(field) .field = atomic_load_explicit(&engine->stats.field, memory_order_relaxed)
-    eng_stats stats = {READ(requests),         READ(finished),
-                       READ(cancelled),        READ(failed),
-                       READ(prompt_tokens),    READ(cached_tokens),
-                       READ(restored_tokens),  READ(output_tokens),
-                       READ(reasoning_tokens), READ(drafted),
-                       READ(accepted),         READ(steps),
-                       READ(step_rows),        READ(busy_ns),
-                       READ(evicted_pages),    READ(queued),
-                       READ(running),          READ(prefilling),
-                       READ(pages_free),       READ(index_nodes),
-                       READ(index_pages),      .pages_total = engine->info.page_count};
+    eng_stats stats = {READ(requests),
+                       READ(finished),
+                       READ(cancelled),
+                       READ(failed),
+                       READ(prompt_tokens),
+                       READ(cached_tokens),
+                       READ(restored_tokens),
+                       READ(output_tokens),
+                       READ(reasoning_tokens),
+                       READ(drafted),
+                       READ(accepted),
+                       READ(steps),
+                       READ(step_rows),
+                       READ(busy_ns),
+                       READ(evicted_pages),
+                       READ(forced_tokens),
+                       READ(queued),
+                       READ(running),
+                       READ(prefilling),
+                       READ(pages_free),
+                       READ(index_nodes),
+                       READ(index_pages),
+                       .pages_total = engine->info.page_count};
 #undef READ
     if (engine->tier.store == NULL)
         return stats;

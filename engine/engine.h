@@ -102,6 +102,34 @@ base_code eng_detokenize(const eng_engine *engine, base_buf *out, const int32_t 
 bool eng_run_seen(const eng_engine *engine, uint32_t *seen, eng_text *rest, const int32_t *tokens,
                   uint32_t token_count, eng_text reasoning, eng_text text);
 
+/* ---- structured output ---- */
+
+typedef struct eng_grammar eng_grammar; /* compiled, immutable, counted by references */
+
+typedef enum eng_format_kind {
+    ENG_FORMAT_TEXT,   /* anything */
+    ENG_FORMAT_OBJECT, /* any JSON object */
+    ENG_FORMAT_SCHEMA, /* text: a JSON Schema */
+    ENG_FORMAT_REGEX,  /* text: the whole output matches; ECMAScript without back references and
+                          look-around */
+    ENG_FORMAT_GBNF,   /* text: llama.cpp's notation */
+    ENG_FORMAT_CHOICE, /* one of the choices */
+} eng_format_kind;
+
+typedef struct eng_format {
+    eng_format_kind kind;
+    eng_text text;
+    const eng_text *choices;
+    uint32_t choice_count;
+} eng_format;
+
+/* Compiles what visible text must look like. NULL in `out` for ENG_FORMAT_TEXT. BASE_UNSUPPORTED: a
+ * keyword that cannot be enforced; the text names it and err->param is the JSON pointer of its
+ * schema. BASE_INVALID: not of its kind, or it admits nothing. BASE_TOO_LONG: a limit of compiling.
+ * Thread: any. */
+base_code eng_format_compile(eng_grammar **out, const eng_format *format, base_err *err);
+void eng_grammar_unref(eng_grammar *grammar); /* NULL is fine */
+
 /* ---- requests ---- */
 
 typedef struct eng_bias {
@@ -165,6 +193,9 @@ typedef struct eng_request {
     const eng_text *stops; /* stop strings, matched in visible text */
     uint32_t stop_count;
     uint64_t deadline_ns; /* base_now_ns clock; 0: none */
+    /* What is visible of the output follows it, from the end of reasoning to the end of the turn;
+     * gets a reference. Needs memory of about 10 MB while the request lives. NULL: free. */
+    eng_grammar *grammar;
     /* The prompt is run and listed in the cache, nothing is sampled: DONE with ENG_FINISH_STOP and
      * no output. Yields to those that decode, as every prefill does. max_tokens and all that shapes
      * output is ignored. */
@@ -329,6 +360,7 @@ typedef struct eng_stats {
     uint64_t requests, finished, cancelled, failed;
     uint64_t prompt_tokens, cached_tokens, restored_tokens;
     uint64_t output_tokens, reasoning_tokens, drafted, accepted;
+    uint64_t forced_tokens; /* of the output, that a grammar left one way for */
     uint64_t steps, step_rows, busy_ns;
     uint32_t queued, running, prefilling;
     uint32_t pages_free, pages_total, index_nodes, index_pages;

@@ -7,6 +7,7 @@
 #include "cache/index.h"
 #include "cache/store.h"
 #include "engine/chat.h"
+#include "engine/constrain.h"
 #include "engine/draft.h"
 #include "engine/engine.h"
 #include "engine/model.h"
@@ -49,6 +50,7 @@ typedef struct eng_sequence {
     eng_counts counts;
     eng_logprob *logprobs; /* [output_max] if asked for */
     eng_decoder *decoder;
+    eng_constrain *constrain; /* NULL: the output is free */
 
     uint32_t *pages; /* [pages_max] */
     uint32_t page_count;
@@ -109,6 +111,7 @@ struct eng_engine {
     eng_draft *draft;
     eng_tok *tok;
     eng_codec *codec;
+    eng_vocab *vocab; /* for the masks of grammars */
     kn_kv *kv, *draft_kv;
     kv_pool *pool;
     kv_index *index;
@@ -167,7 +170,7 @@ struct eng_engine {
     struct {
         _Atomic uint64_t requests, finished, cancelled, failed, prompt_tokens, cached_tokens,
             output_tokens, reasoning_tokens, drafted, accepted, steps, step_rows, busy_ns,
-            evicted_pages, restored_tokens;
+            evicted_pages, restored_tokens, forced_tokens;
         _Atomic uint32_t queued, running, prefilling, pages_free, index_nodes, index_pages;
     } stats;
 };

@@ -33,6 +33,8 @@
 #include "engine/base/thread.h"
 #include "engine/engine_internal.h"
 
+#define FORCED_TOKENS 64 /* appended at once */
+
 #define WAIT_NS 5000000 /* for the disk tier: a deadline or a cancel is late by so much at most */
 
 static int32_t token_at(const eng_sequence *seq, uint32_t position)
@@ -231,6 +233,16 @@ static void store_token(eng_sequence *seq, int32_t token)
         seq->counts.output[token]++;
 }
 
+/* Whoever holds the output to a grammar hears of each token, behind the decoder. */
+static void follow_grammar(eng_sequence *seq, int32_t token)
+{
+    if (seq->constrain == NULL ||
+        eng_constrain_take(seq->constrain, token, eng_decoder_in_reasoning(seq->decoder)))
+        return;
+    base_fail(&seq->err, BASE_CONFLICT, "the output left its grammar");
+    note_finish(seq, ENG_FINISH_ERROR);
+}
+
 /* Tokens that nobody sampled; they have logprob 0. */
 static void append_forced(eng_engine *engine, eng_sequence *seq, const int32_t *tokens,
                           uint32_t count)
@@ -244,6 +256,7 @@ static void append_forced(eng_engine *engine, eng_sequence *seq, const int32_t *
             seq->closing = true; /* ends once what is known has been run */
         } else
             push_token(engine, seq, tokens[i]);
+        follow_grammar(seq, tokens[i]);
         if (seq->output_count == seq->output_max)
             note_finish(seq, ENG_FINISH_LENGTH);
     }
@@ -269,6 +282,25 @@ static void force_call(eng_engine *engine, eng_sequence *seq)
     append_forced(engine, seq, seq->force, count);
 }
 
+/* Where the grammar leaves one way on, nobody asks the model. */
+static void force_grammar(eng_engine *engine, eng_sequence *seq)
+{
+    int32_t tokens[FORCED_TOKENS];
+    uint32_t count;
+    if (seq->constrain == NULL)
+        return;
+    while (!seq->finished && !seq->closing &&
+           (count = eng_constrain_forced(seq->constrain, tokens, FORCED_TOKENS)) > 0) {
+        uint32_t before = seq->output_count;
+        append_forced(engine, seq, tokens, count);
+        ENG_COUNT(engine, forced_tokens, seq->output_count - before);
+    }
+    if (!seq->finished && !seq->closing && eng_constrain_stuck(seq->constrain)) {
+        base_fail(&seq->err, BASE_TOO_LONG, "the output has reached a bound of its grammar");
+        note_finish(seq, ENG_FINISH_ERROR);
+    }
+}
+
 /* Takes one sampled token. False once the sequence is finished. */
 static bool take_token(eng_engine *engine, eng_sequence *seq, int32_t token)
 {
@@ -280,6 +312,7 @@ static bool take_token(eng_engine *engine, eng_sequence *seq, int32_t token)
         return false;
     }
     push_token(engine, seq, token);
+    follow_grammar(seq, token);
     if (!seq->finished && seq->request.call_max > 0 &&
         eng_decoder_calls(seq->decoder) >= seq->request.call_max) {
         append_forced(engine, seq, seq->close, seq->close_count);
@@ -287,6 +320,7 @@ static bool take_token(eng_engine *engine, eng_sequence *seq, int32_t token)
     if (!seq->finished && seq->output_count == seq->output_max)
         note_finish(seq, ENG_FINISH_LENGTH);
     force_call(engine, seq);
+    force_grammar(engine, seq);
     return !seq->finished && !seq->closing;
 }
 
@@ -383,6 +417,7 @@ static void admit(eng_engine *engine)
         if (seq->closing && seq->run == eng__known(seq))
             note_finish(seq, ENG_FINISH_STOP);
         force_call(engine, seq);
+        force_grammar(engine, seq);
         deliver(engine, seq);
     }
 }
@@ -406,6 +441,12 @@ static void propose(eng_engine *engine)
             .sampling = &seq->request.sampling,
             .output_index = seq->output_count,
         };
+        if (seq->constrain != NULL) {
+            eng_constrain_draft(seq->constrain);
+            engine->draft_inputs[count].mask = eng_constrain_draft_mask;
+            engine->draft_inputs[count].mask_ctx = seq->constrain;
+            engine->draft_inputs[count].mask_vocab = engine->info.vocab;
+        }
         count++;
     }
     if (count == 0 || !eng_spec_worthwhile(&engine->spec, count))
@@ -439,6 +480,7 @@ static void sample_sequence(eng_engine *engine, eng_sequence *seq, uint32_t firs
             .end_token_count = engine->end_token_count,
             .ban = seq->request.tool_choice == ENG_TOOL_NONE ? eng_codec_call_token(engine->codec)
                                                              : -1,
+            .mask = seq->constrain != NULL ? eng_constrain_mask(seq->constrain) : NULL,
             .output_index = seq->output_count,
         };
         eng_logprob *logprob = seq->logprobs != NULL ? &seq->logprobs[seq->output_count] : NULL;

@@ -249,6 +249,18 @@ static void ban(float *logits, uint32_t vocab, int32_t token)
         logits[token] = -INFINITY;
 }
 
+static bool allowed(const uint32_t *mask, uint32_t v)
+{
+    return mask[v / 32] >> v % 32 & 1;
+}
+
+void eng_sample__mask(float *logits, uint32_t vocab, const uint32_t *mask)
+{
+    for (uint32_t v = 0; v < vocab; v++)
+        if (!allowed(mask, v))
+            logits[v] = -INFINITY;
+}
+
 static bool has_penalty(const eng_sampling *s)
 {
     return s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
@@ -277,7 +289,8 @@ static const float *adjust(const eng_sampler_input *in, float *copy)
     bool bans_ends = (min_tokens || s->ignore_eos) && in->end_token_count > 0;
     bool bans_stops = min_tokens && s->stop_token_count > 0;
     bool penalties = in->counts != NULL && has_penalty(s);
-    if (s->bias_count == 0 && in->ban < 0 && !bans_ends && !bans_stops && !penalties)
+    if (s->bias_count == 0 && in->ban < 0 && !bans_ends && !bans_stops && !penalties &&
+        in->mask == NULL)
         return in->logits;
     memcpy(copy, in->logits, in->vocab * sizeof *copy);
     for (uint32_t i = 0; i < s->bias_count; i++) {
@@ -297,7 +310,20 @@ static const float *adjust(const eng_sampler_input *in, float *copy)
     ban(copy, in->vocab, in->ban);
     if (penalties)
         penalise(copy, in);
+    if (in->mask != NULL)
+        eng_sample__mask(copy, in->vocab, in->mask);
     return copy;
+}
+
+/* Everything that the mask allows is banned, or the logits are broken: the likeliest of what it
+ * allows. */
+static int32_t masked_greedy(const eng_sampler_input *in)
+{
+    int32_t best = -1;
+    for (uint32_t v = 0; v < in->vocab; v++)
+        if (allowed(in->mask, v) && (best < 0 || in->logits[v] > in->logits[best]))
+            best = (int32_t)v;
+    return best < 0 ? 0 : best;
 }
 
 /* ---- logprobs ---- */
@@ -360,6 +386,8 @@ int32_t eng_sample(const eng_sampler_input *input, eng_logprob *logprob, void *s
                                  input->choice);
     else
         token = filtered_draw(input, logits, candidates);
+    if (input->mask != NULL && !allowed(input->mask, (uint32_t)token))
+        token = masked_greedy(input);
     if (logprob != NULL)
         fill_logprob(logprob, logits, input->vocab, token, s->top_logprobs);
     return token;

@@ -14,5 +14,7 @@ double eng_sample__noise(uint64_t seed, uint64_t output_index, uint32_t choice, 
  * counts as -infinity. */
 int32_t eng_sample__draw(const float *logits, uint32_t vocab, float temperature, uint64_t seed,
                          uint64_t output_index, uint32_t choice);
+/* Takes what the mask (a bit per id, 32 a word) does not allow to -infinity. */
+void eng_sample__mask(float *logits, uint32_t vocab, const uint32_t *mask);
 /* The largest logit, ties to the lower id; NaN counts as -infinity. */
 int32_t eng_sample__greedy(const float *logits, uint32_t vocab);
