@@ -141,6 +141,11 @@ typedef struct gw_commit {
      * move that. */
     bool moves_head;
     const char *echo; /* JSON: what the dialect's object repeats of the request */
+    const char *told; /* JSON: what its stream told beside the tokens; see ledger_stream.h */
+    /* Of a completed turn on a conversation: the items that it gets. See ledger_conversation.h. */
+    const char *conversation;
+    const struct gw_conversation_item *added;
+    uint32_t added_count;
     const gw_root *root;
     const gw_match *match;
     const eng_item *items;
@@ -187,6 +192,8 @@ typedef struct gw_turn_row {
 base_code gw_ledger_turn(gw_ledger *ledger, gw_turn_row *out, int64_t tenant, const char *turn,
                          base_arena *arena, base_err *err);
 
+/* The item as the ledger keeps it: JSON in the chat dialect's shape. Thread: any. */
+void gw_item_json(base_buf *out, const eng_item *item);
 /* JSON of a turn's items, oldest first, its answer last if it has one: in the arena. BASE_NOT_FOUND
  * as above, and for turns that keep no items. */
 base_code gw_ledger_items(gw_ledger *ledger, char ***out, uint32_t *count, int64_t tenant,

@@ -367,7 +367,7 @@ static bool store(gw_ledger *ledger, gw_db *c, gw_work *w)
     sqlite3_bind_int64(s, 2, sqlite3_last_insert_rowid(c->db));
     sqlite3_bind_int64(s, 3, commit->ended_ms);
     sqlite3_bind_int(s, 4, commit->moves_head && commit->status == GW_TURN_COMPLETED);
-    return gw_db_execute(s);
+    return gw_db_execute(s) && gw_stream_commit(c, commit) && gw_conversation_commit(c, commit);
 }
 
 /* Another process that holds the lock for long must not hold up the end of every turn meanwhile:

@@ -207,6 +207,19 @@ bool gw_db_execute(sqlite3_stmt *s)
     return code == SQLITE_DONE;
 }
 
+sqlite3_stmt *gw_db_prepare(gw_db *c, const char *sql)
+{
+    sqlite3_stmt *s = NULL;
+    return sqlite3_prepare_v2(c->db, sql, -1, &s, NULL) == SQLITE_OK ? s : NULL;
+}
+
+bool gw_db_run(sqlite3_stmt *s)
+{
+    bool ok = s && sqlite3_step(s) == SQLITE_DONE;
+    sqlite3_finalize(s);
+    return ok;
+}
+
 bool gw_db_simple(gw_db *c, gw_sql id)
 {
     return gw_db_execute(gw_db_statement(c, id));

@@ -35,8 +35,6 @@ void gw_node_run(gw_hash *hash, gw_digest *out, const gw_digest *parent, const g
 /* Where runs with this visible part under this node are kept. */
 void gw_slot(gw_hash *hash, gw_digest *out, const gw_digest *parent, const gw_digest *visible);
 void gw_tokens_digest(gw_hash *hash, gw_digest *out, const int32_t *tokens, uint32_t count);
-/* The item as JSON, in the chat dialect's shape. */
-void gw_item_json(base_buf *out, const eng_item *item);
 void gw_root_json(base_buf *out, const gw_root *root);
 
 static inline int64_t gw_digest_prefix(const gw_digest *digest)
@@ -194,6 +192,10 @@ sqlite3_stmt *gw_db_statement(gw_db *c, gw_sql id);
 /* Steps a statement that gives no rows, and resets it. */
 bool gw_db_execute(sqlite3_stmt *s);
 bool gw_db_simple(gw_db *c, gw_sql id);
+/* A statement of its own, for what is rare; NULL on an error. */
+sqlite3_stmt *gw_db_prepare(gw_db *c, const char *sql);
+/* Steps such a statement that gives no rows, and frees it; false for NULL. */
+bool gw_db_run(sqlite3_stmt *s);
 /* First column of the first row, 0 if there is no row. The statement is reset. False on an error.
  */
 bool gw_db_scalar(sqlite3_stmt *s, int64_t *out);
@@ -318,6 +320,12 @@ bool gw_deletion_turn(gw_deletion *d, int64_t turn);
 /* Orders the erasure of the pages if `ok`, frees. False on an error of the database. */
 bool gw_deletion_end(gw_deletion *d, bool ok);
 
+/* ---- ledger_stream.c, ledger_conversation.c ---- */
+
+/* On the writer, in the transaction of a turn that was just added. False on an error. */
+bool gw_stream_commit(gw_db *c, const gw_commit *commit);
+bool gw_conversation_commit(gw_db *c, const gw_commit *commit);
+
 /* ---- ledger_check.c ---- */
 
 typedef struct gw_check {
@@ -339,7 +347,7 @@ bool gw_db_check(gw_db *c, const gw_check *check);
     "echo AS BLOB)),0)+512)"
 
 #define GW_SCHEMA_APPLICATION 0x5748494d /* "WHIM" */
-#define GW_SCHEMA_VERSION 4
+#define GW_SCHEMA_VERSION 5
 /* Creates or migrates. BASE_UNSUPPORTED for a newer one, BASE_FORMAT for a database of something
  * else. */
 base_code gw_schema_migrate(sqlite3 *db, base_err *err);

@@ -145,6 +145,25 @@ static const char *const migrations[] = {
                                                                             "NEW.") " WHERE "
                                                                                     "tenant=NEW."
                                                                                     "tenant; END;",
+    /* 5: streams that may be resumed; conversations. */
+    "CREATE TABLE streams("
+    " id INTEGER PRIMARY KEY, tenant INTEGER NOT NULL REFERENCES tenants(id), public_key INTEGER "
+    "NOT NULL, turn TEXT NOT NULL, live INTEGER NOT NULL, created_ms INTEGER NOT NULL, echo TEXT, "
+    "told TEXT NOT NULL, run BLOB, steps BLOB);"
+    "CREATE INDEX streams_public ON streams(public_key);"
+    "CREATE TRIGGER streams_left AFTER DELETE ON turns BEGIN DELETE FROM streams WHERE "
+    "public_key=OLD.public_key AND turn=OLD.public; END;"
+    "CREATE TRIGGER streams_forgotten AFTER UPDATE OF echo ON turns WHEN NEW.echo IS NULL BEGIN "
+    "DELETE FROM streams WHERE public_key=NEW.public_key AND turn=NEW.public; END;"
+    "CREATE TABLE conversations("
+    " id INTEGER PRIMARY KEY, tenant INTEGER NOT NULL REFERENCES tenants(id), public_key INTEGER "
+    "NOT NULL, public TEXT NOT NULL, metadata TEXT, created_ms INTEGER NOT NULL);"
+    "CREATE INDEX conversations_public ON conversations(public_key);"
+    "CREATE TABLE conversation_items("
+    " id INTEGER PRIMARY KEY, conversation INTEGER NOT NULL REFERENCES conversations(id), "
+    "public_key INTEGER NOT NULL, public TEXT NOT NULL, data TEXT NOT NULL);"
+    "CREATE INDEX conversation_items_of ON conversation_items(conversation, id);"
+    "CREATE INDEX conversation_items_public ON conversation_items(public_key);",
 };
 
 _Static_assert(sizeof(migrations) / sizeof(migrations[0]) == GW_SCHEMA_VERSION,
