@@ -1,0 +1,206 @@
+/* Output held to a grammar: through the whole loop, with drafts and without, with reasoning before
+ * it. What the texts must be is checked by a JSON parser and by hand-written rules, not by the
+ * grammar. */
+#include <jansson.h>
+#include <unistd.h>
+
+#include "engine/engine.h"
+#include "tests/engine/loop_rig.h"
+
+#define NANO SOURCE_ROOT "/config/models/nano"
+#define ROUNDS 24
+
+static const char SCHEMA[] =
+    "{\"type\":\"object\",\"additionalProperties\":false,\"required\":[\"city\",\"days\",\"ok\"],"
+    "\"properties\":{\"city\":{\"type\":\"string\",\"maxLength\":12},"
+    "\"days\":{\"type\":\"integer\",\"minimum\":3,\"maximum\":40},\"ok\":{\"type\":\"boolean\"}}}";
+
+static eng_grammar *compile(eng_format_kind kind, const char *text)
+{
+    base_err err = BASE_ERR_INIT;
+    eng_grammar *grammar = NULL;
+    eng_format format = {.kind = kind, .text = {text, strlen(text)}};
+    cr_assert_eq(eng_format_compile(&grammar, &format, &err), BASE_OK, "%s", err.text);
+    return grammar;
+}
+
+static void check_object(const result *r)
+{
+    json_error_t error;
+    json_t *value = json_loadb(r->text, r->text_length, JSON_REJECT_DUPLICATES, &error);
+    cr_assert_not_null(value, "%s: %.*s", error.text, (int)r->text_length, r->text);
+    const json_t *city = json_object_get(value, "city"), *days = json_object_get(value, "days"),
+                 *ok = json_object_get(value, "ok");
+    cr_assert(json_is_string(city) && json_is_integer(days) && json_is_boolean(ok));
+    cr_assert_eq(json_object_size(value), 3);
+    cr_assert(json_integer_value(days) >= 3 && json_integer_value(days) <= 40);
+    json_decref(value);
+}
+
+static eng_request held(const int32_t *tokens, uint32_t count, eng_grammar *grammar, uint64_t seed,
+                        result *r)
+{
+    eng_request req = request(tokens, count, OUTPUT_MAX, 1.5f, r);
+    req.grammar = grammar;
+    req.sampling.seed = seed;
+    req.sampling.ignore_eos = false;
+    return req;
+}
+
+Test(constrain, a_random_model_writes_valid_objects, .timeout = 300)
+{
+    eng_options opts = options();
+    eng_engine *engine = start(&opts);
+    eng_grammar *grammar = compile(ENG_FORMAT_SCHEMA, SCHEMA);
+    int32_t prompt[40];
+    make_prompt(prompt, 40, 7);
+    result *r = calloc(ROUNDS, sizeof *r);
+    for (uint32_t i = 0; i < ROUNDS; i++) {
+        eng_request req = held(prompt, 40, grammar, i, &r[i]);
+        submit(engine, &req);
+    }
+    eng_grammar_unref(grammar); /* the requests hold it */
+    wait_done(r, ROUNDS);
+    for (uint32_t i = 0; i < ROUNDS; i++) {
+        cr_assert_eq(r[i].finish, ENG_FINISH_STOP, "%.*s", (int)r[i].text_length, r[i].text);
+        check_object(&r[i]);
+    }
+    cr_assert_gt(eng_get_stats(engine).forced_tokens, 0);
+    check_clean(engine);
+    eng_destroy(engine);
+    free(r);
+}
+
+Test(constrain, bias_and_min_tokens_give_way)
+{
+    eng_options opts = options();
+    eng_engine *engine = start(&opts);
+    eng_grammar *grammar = compile(ENG_FORMAT_REGEX, "yes|no");
+    int32_t prompt[8];
+    make_prompt(prompt, 8, 8);
+    eng_bias bias[] = {{'y', -100}, {'n', -100}};
+    result r;
+    eng_request req = held(prompt, 8, grammar, 1, &r);
+    req.sampling.bias = bias;
+    req.sampling.bias_count = 2;
+    req.sampling.min_tokens = 50;
+    req.sampling.ignore_eos = true;
+    submit(engine, &req);
+    wait_done(&r, 1);
+    r.text[r.text_length] = 0;
+    cr_assert(strcmp(r.text, "yes") == 0 || strcmp(r.text, "no") == 0, "%s", r.text);
+    cr_assert_eq(r.finish, ENG_FINISH_STOP);
+    eng_grammar_unref(grammar);
+    eng_destroy(engine);
+}
+
+Test(constrain, what_has_one_way_on_is_not_asked_for)
+{
+    eng_options opts = options();
+    eng_engine *engine = start(&opts);
+    static const char WORDS[] = "the only text there is, word for word";
+    eng_text choice = {WORDS, strlen(WORDS)};
+    eng_format format = {.kind = ENG_FORMAT_CHOICE, .choices = &choice, .choice_count = 1};
+    base_err err = BASE_ERR_INIT;
+    eng_grammar *grammar = NULL;
+    cr_assert_eq(eng_format_compile(&grammar, &format, &err), BASE_OK, "%s", err.text);
+    int32_t prompt[8];
+    make_prompt(prompt, 8, 9);
+    result r;
+    eng_request req = held(prompt, 8, grammar, 1, &r);
+    submit(engine, &req);
+    wait_done(&r, 1);
+    cr_assert_eq(r.text_length, strlen(WORDS));
+    cr_assert_eq(memcmp(r.text, WORDS, strlen(WORDS)), 0);
+    cr_assert_eq(r.usage.steps, 0);
+    cr_assert_eq(r.finish, ENG_FINISH_STOP);
+    eng_grammar_unref(grammar);
+    check_clean(engine);
+    eng_destroy(engine);
+}
+
+/* ---- the bundled model ---- */
+
+static eng_engine *start_nano(int32_t draft_tokens)
+{
+    if (access(NANO "/model.safetensors", R_OK) != 0)
+        cr_skip_test("config/models/nano has no weights");
+    eng_options opts = options();
+    opts.model = NANO;
+    opts.context_max = 4096;
+    opts.draft_tokens = draft_tokens;
+    return start(&opts);
+}
+
+static void ask_nano(eng_engine *engine, eng_thinking thinking, eng_grammar *grammar, uint64_t seed,
+                     result *r, base_arena *arena)
+{
+    base_err err = BASE_ERR_INIT;
+    static const char ASK[] = "Which city is it, and for how many days? Answer in JSON.";
+    eng_item item = {.role = ENG_ROLE_USER, .text = {ASK, strlen(ASK)}};
+    eng_chat chat = {.items = &item, .item_count = 1, .thinking = thinking};
+    eng_prompt prompt;
+    cr_assert_eq(eng_render(engine, &prompt, &chat, 0, NULL, arena, &err), BASE_OK, "%s", err.text);
+    eng_request req = held(prompt.tokens, prompt.token_count, grammar, seed, r);
+    req.parse = ENG_PARSE_CHAT;
+    req.starts_in_reasoning = prompt.starts_in_reasoning;
+    req.thinking = prompt.thinking;
+    submit(engine, &req);
+    wait_done(r, 1);
+}
+
+Test(constrain, drafts_change_nothing, .timeout = 300)
+{
+    static result plain[ROUNDS], drafted[ROUNDS];
+    base_arena *arena = base_arena_create(1 << 16, 1 << 22);
+    uint32_t accepted = 0;
+    for (int drafts = 0; drafts < 2; drafts++) {
+        eng_engine *engine = start_nano(drafts ? 7 : 0);
+        eng_grammar *grammar = compile(ENG_FORMAT_SCHEMA, SCHEMA);
+        for (uint32_t i = 0; i < ROUNDS; i++) {
+            result *r = drafts ? &drafted[i] : &plain[i];
+            ask_nano(engine, ENG_THINK_DISABLED, grammar, i, r, arena);
+            cr_assert_eq(r->finish, ENG_FINISH_STOP);
+            check_object(r);
+            accepted += r->usage.accepted;
+        }
+        eng_grammar_unref(grammar);
+        check_clean(engine);
+        eng_destroy(engine);
+    }
+    for (uint32_t i = 0; i < ROUNDS; i++)
+        same(&plain[i], &drafted[i], "drafted");
+    cr_assert_gt(accepted, 0);
+    base_arena_destroy(arena);
+}
+
+/* Reasoning is in the rig's text too: the object follows it. */
+Test(constrain, the_grammar_begins_behind_reasoning, .timeout = 300)
+{
+    eng_engine *engine = start_nano(7);
+    eng_grammar *grammar = compile(ENG_FORMAT_SCHEMA, SCHEMA);
+    base_arena *arena = base_arena_create(1 << 16, 1 << 22);
+    static const eng_thinking MODES[] = {ENG_THINK_ENABLED, ENG_THINK_ADAPTIVE};
+    uint32_t whole = 0, reasoned = 0;
+    for (uint32_t i = 0; i < ROUNDS; i++) {
+        static result r;
+        ask_nano(engine, MODES[i % 2], grammar, i, &r, arena);
+        if (r.finish == ENG_FINISH_LENGTH) /* it may think until the end */
+            continue;
+        cr_assert_eq(r.finish, ENG_FINISH_STOP);
+        reasoned += r.usage.reasoning_tokens > 0;
+        result tail = r;
+        char *object = memmem(r.text, r.text_length, "{\"city\"", 7);
+        cr_assert_not_null(object, "%.*s", (int)r.text_length, r.text);
+        tail.text_length = (size_t)(r.text + r.text_length - object);
+        memmove(tail.text, object, tail.text_length);
+        check_object(&tail);
+        whole++;
+    }
+    cr_assert_gt(whole, 0);
+    cr_assert_gt(reasoned, 0);
+    eng_grammar_unref(grammar);
+    base_arena_destroy(arena);
+    check_clean(engine);
+    eng_destroy(engine);
+}
