@@ -18,6 +18,7 @@
 #include "gateway/api_messages.h"
 #include "gateway/api_models.h"
 #include "gateway/api_responses.h"
+#include "gateway/api_sessions.h"
 #include "gateway/api_text.h"
 #include "gateway/conf.h"
 #include "gateway/metrics.h"
@@ -64,6 +65,14 @@ static const route routes[] = {
     {"GET", "/v1/responses/{id}", PUBLIC, gw_api_responses_get},
     {"DELETE", "/v1/responses/{id}", PUBLIC, gw_api_responses_delete},
     {"POST", "/v1/responses/{id}", PUBLIC, gw_api_responses_cancel},
+    {"POST", "/v1/sessions", PUBLIC | JSON_BODY, gw_api_sessions_create},
+    {"GET", "/v1/sessions", PUBLIC, gw_api_sessions_list},
+    {"POST", "/v1/sessions/{id}/turns", PUBLIC | JSON_BODY | TURN, gw_api_sessions_turn},
+    {"GET", "/v1/sessions/{id}/turns", PUBLIC, gw_api_sessions_turns},
+    {"POST", "/v1/sessions/{id}/fork", PUBLIC, gw_api_sessions_fork},
+    {"POST", "/v1/sessions/{id}/pin", PUBLIC | JSON_BODY, gw_api_sessions_pin},
+    {"GET", "/v1/sessions/{id}", PUBLIC, gw_api_sessions_get},
+    {"DELETE", "/v1/sessions/{id}", PUBLIC, gw_api_sessions_delete},
     {"POST", "/v1/messages", PUBLIC | JSON_BODY | TURN, gw_api_messages_handle},
     {"POST", "/v1/messages/count_tokens", PUBLIC | JSON_BODY | TURN, gw_api_messages_count},
 };

@@ -627,7 +627,7 @@ static void on_tick(gw_port *port, uint64_t now)
 
 /* ---- the worker ---- */
 
-static base_code check_model(gw_turn *turn, base_err *err)
+base_code gw_turn_check_model(gw_turn *turn, base_err *err)
 {
     const eng_info *info = eng_get_info(turn->app->engine);
     if (strcmp(turn->model, info->name) == 0)
@@ -776,7 +776,7 @@ static base_code parse_body(gw_turn *turn, base_err *err)
     if (!code)
         code = turn->dialect->parse(turn, err);
     if (!code)
-        code = check_model(turn, err);
+        code = gw_turn_check_model(turn, err);
     /* Texts live in the tree and the arena. */
     free(turn->body);
     turn->body = NULL;

@@ -174,6 +174,9 @@ base_code gw_turn_reject(gw_turn *turn, base_err *err, int status, const char *t
                          const char *code, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 7, 8)));
 
+/* turn->model is served here: its own name or an alias; 404 model_not_found by gw_turn_reject. */
+base_code gw_turn_check_model(gw_turn *turn, base_err *err);
+
 /* Loop, for dialects. These do nothing once the client left. */
 void gw_turn_stream_begin(gw_turn *turn); /* 200 and the headers of event streams */
 void gw_turn_write(gw_turn *turn, const void *bytes, size_t length); /* one record, one write */

@@ -1,0 +1,601 @@
+/* api_sessions: see the header. Each call is a job on a worker and an answer on the loop. */
+#include "gateway/api_sessions.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/base/clock.h"
+#include "engine/base/num.h"
+#include "gateway/api_chat.h"
+#include "gateway/conf.h"
+#include "gateway/ledger_session.h"
+#include "gateway/session_turn.h"
+
+#define LIST_DEFAULT 20
+#define LIST_MAX 100
+#define ARENA_BYTES (256u << 20) /* of a call: a page of turns, or a whole session's export */
+
+typedef enum verb { CREATE, LIST, GET, TURNS, DELETE, FORK, PIN } verb;
+
+/* A call: a worker does it, the loop answers. Freed on the loop when the worker's message came. */
+typedef struct call {
+    gw_job job;
+    gw_message back;
+    gw_app *app;
+    gw_exchange *exchange; /* NULL once the client left. Loop */
+    gw_loop *loop;
+    gw_identity identity;
+    verb verb;
+    gw_id session;
+    char *body, *query;
+    size_t body_length;
+    json_t *json;
+    base_arena *arena;
+    base_buf out;
+    base_err err;
+    gw_error_row row; /* status 0: by the table */
+} call;
+
+static base_code reject(call *c, base_err *err, int status, const char *code, const char *param,
+                        const char *text)
+{
+    c->row = (gw_error_row){status, "invalid_request_error", code, 0, -1};
+    return base_fail_param(err, status == 404 ? BASE_NOT_FOUND : BASE_INVALID, param, "%s", text);
+}
+
+static base_code no_session(call *c, base_err *err)
+{
+    char text[GW_ID_MAX + 64];
+    snprintf(text, sizeof text, "Session with id '%.*s' not found.", gw_shown(c->session.text, 64),
+             c->session.text);
+    return reject(c, err, 404, "session_not_found", "session_id", text);
+}
+
+/* The value of a query's parameter, at most `max` bytes; NULL if it is absent. */
+static const char *query_value(const call *c, const char *name, size_t max)
+{
+    size_t length = strlen(name);
+    for (const char *at = c->query; *at; at += strcspn(at, "&") + (at[strcspn(at, "&")] == '&')) {
+        if (strncmp(at, name, length) != 0 || at[length] != '=')
+            continue;
+        at += length + 1;
+        size_t size = strcspn(at, "&");
+        return base_arena_copy(c->arena, at, base_min(size, max));
+    }
+    return NULL;
+}
+
+typedef struct paging {
+    const char *after;
+    uint32_t limit;
+    bool oldest_first;
+} paging;
+
+static base_code read_paging(const call *c, paging *out, base_err *err)
+{
+    const char *limit = query_value(c, "limit", 16), *order = query_value(c, "order", 16);
+    *out = (paging){.after = query_value(c, "after", GW_ID_MAX), .limit = LIST_DEFAULT};
+    if (limit) {
+        char *end;
+        long value = strtol(limit, &end, 10);
+        if (*end || value < 1 || value > LIST_MAX)
+            return base_fail_param(err, BASE_INVALID, "limit", "limit must be 1 to %d", LIST_MAX);
+        out->limit = (uint32_t)value;
+    }
+    if (order && strcmp(order, "asc") != 0 && strcmp(order, "desc") != 0)
+        return base_fail_param(err, BASE_INVALID, "order", "order must be asc or desc");
+    out->oldest_first = order && order[0] == 'a';
+    return BASE_OK;
+}
+
+static void put_raw(base_buf *out, const char *name, const char *json)
+{
+    base_buf_printf(out, ",\"%s\":", name);
+    base_buf_puts(out, json);
+}
+
+static void put_id(base_buf *out, const char *name, const char *id)
+{
+    base_buf_printf(out, id[0] ? ",\"%s\":\"%s\"" : ",\"%s\":null", name, id);
+}
+
+static void put_session(base_buf *out, const gw_session_row *session)
+{
+    base_buf_printf(out, "{\"id\":\"%s\",\"object\":\"session\",\"created_at\":%lld,\"model\":",
+                    session->id.text, (long long)(session->created_ms / 1000));
+    base_buf_json_string(out, session->model, strlen(session->model));
+    put_raw(out, "metadata", session->metadata ? session->metadata : "{}");
+    put_id(out, "head", session->head.text);
+    base_buf_printf(out, ",\"turns\":%u,\"used_at\":%lld", session->turns,
+                    (long long)(session->used_ms / 1000));
+    if (session->forked_session.text[0]) {
+        base_buf_printf(out, ",\"forked_from\":{\"session\":\"%s\"", session->forked_session.text);
+        put_id(out, "turn", session->forked_turn.text);
+        base_buf_puts(out, "}");
+    } else {
+        base_buf_puts(out, ",\"forked_from\":null");
+    }
+    if (session->pinned_ms > base_wall_ms())
+        base_buf_printf(out, ",\"pinned_until\":%lld}", (long long)(session->pinned_ms / 1000));
+    else
+        base_buf_puts(out, ",\"pinned_until\":null}");
+}
+
+static void put_list_end(base_buf *out, const char *first, const char *last, bool more)
+{
+    base_buf_puts(out, "]");
+    put_id(out, "first_id", first);
+    put_id(out, "last_id", last);
+    base_buf_printf(out, ",\"has_more\":%s}", more ? "true" : "false");
+}
+
+static base_code find(call *c, gw_session_row *out, base_err *err)
+{
+    base_err why = BASE_ERR_INIT;
+    base_code code =
+        gw_session_read(c->app->ledger, out, c->identity.tenant, c->session.text, c->arena, &why);
+    if (code == BASE_NOT_FOUND)
+        return no_session(c, err);
+    return code ? base_fail(err, code, "%s", why.text) : BASE_OK;
+}
+
+/* The body, if there is one. */
+static base_code parse_call(call *c, base_err *err)
+{
+    size_t blank = c->body_length ? strspn(c->body, " \t\r\n") : 0;
+    if (blank == c->body_length) {
+        c->json = json_object();
+        return c->json ? BASE_OK : gw_no_memory(err);
+    }
+    GW_TRY(gw_body_mend(c->body, c->body_length, c->app->conf->limits_json_depth_max, err));
+    return BASE_OK;
+}
+
+static base_code respond_session(call *c, const char *id, base_err *err)
+{
+    gw_session_row session;
+    GW_TRY(gw_session_read(c->app->ledger, &session, c->identity.tenant, id, c->arena, err));
+    put_session(&c->out, &session);
+    return BASE_OK;
+}
+
+static base_code add_session(call *c, gw_session_new *fresh, base_err *err)
+{
+    fresh->tenant = c->identity.tenant;
+    fresh->created_ms = base_wall_ms();
+    fresh->count_max = c->app->conf->sessions_count_max;
+    base_code code = gw_session_create(c->app->ledger, fresh, err);
+    if (code == BASE_FULL)
+        c->row = (gw_error_row){429, "insufficient_quota", "session_limit", 0, 0};
+    return code ? code : respond_session(c, fresh->id, err);
+}
+
+/* The tools and texts are checked as a turn would; what they are is kept as it was written. */
+static base_code create(call *c, base_err *err)
+{
+    gw_turn plan = {
+        .app = c->app, .arena = c->arena, .body = c->body, .body_length = c->body_length};
+    eng_text tools;
+    if (!c->body_length)
+        return base_fail_param(err, BASE_INVALID, "model", "model must name the model to use");
+    GW_TRY(gw_body_mend(c->body, c->body_length, c->app->conf->limits_json_depth_max, err));
+    GW_TRY(gw_keep_raw(&plan, &tools, "tools", err));
+    base_code code = gw_parse_body(&plan, err);
+    c->json = plan.json;
+    GW_TRY(code);
+    code = gw_turn_check_model(&plan, err);
+    c->row = plan.error_row;
+    GW_TRY(code);
+    GW_TRY(gw_read_metadata(&plan, err));
+    GW_TRY(gw_read_tools(&plan, &gw_session_tools, tools, err));
+    eng_text system = {0};
+    GW_TRY(gw_read_text(&system, c->json, "", "system", err));
+    base_buf json;
+    base_buf_init(&json, 0);
+    base_buf_puts(&json, "{\"tools\":");
+    base_buf_add(&json, tools.data, tools.length);
+    if (system.data) {
+        base_buf_puts(&json, ",\"system\":");
+        base_buf_json_string(&json, system.data, system.length);
+    }
+    base_buf_puts(&json, "}");
+    eng_text text;
+    GW_TRY(gw_keep(&plan, &text, &json, err));
+    gw_id id = gw_id_mint("sess_");
+    gw_session_new fresh = {
+        .id = id.text, .model = plan.model, .metadata = plan.metadata, .config = text.data};
+    return add_session(c, &fresh, err);
+}
+
+static base_code list(call *c, base_err *err)
+{
+    paging page;
+    gw_session_row *rows;
+    uint32_t count;
+    bool more;
+    GW_TRY(read_paging(c, &page, err));
+    base_err why = BASE_ERR_INIT;
+    base_code code = gw_session_list(c->app->ledger, &rows, &count, &more, c->identity.tenant,
+                                     page.after, page.limit, page.oldest_first, c->arena, &why);
+    if (code == BASE_NOT_FOUND)
+        return reject(c, err, 404, "session_not_found", "after", why.text);
+    if (code)
+        return base_fail(err, code, "%s", why.text);
+    base_buf_puts(&c->out, "{\"object\":\"list\",\"data\":[");
+    for (uint32_t i = 0; i < count; i++) {
+        base_buf_puts(&c->out, i ? "," : "");
+        put_session(&c->out, &rows[i]);
+    }
+    put_list_end(&c->out, count ? rows[0].id.text : "", count ? rows[count - 1].id.text : "", more);
+    return BASE_OK;
+}
+
+/* The ids of the calls of an item; NULL if it has none. */
+static json_t *calls_of(const char *item)
+{
+    json_t *tree = json_loads(item, JSON_ALLOW_NUL, NULL);
+    json_t *calls = json_incref(json_object_get(tree, "tool_calls"));
+    json_decref(tree);
+    return calls;
+}
+
+/* The items of a turn; `calls` are those of the item before, and then of its last. */
+static void put_items(base_buf *out, const gw_path_turn *turn, json_t **calls)
+{
+    size_t next = 0;
+    for (uint32_t i = 0; i < turn->item_count; i++) {
+        const char *item = turn->items[i];
+        bool result = strncmp(item, "{\"role\":\"tool\"", 14) == 0;
+        const json_t *made = result ? json_array_get(*calls, next++) : NULL;
+        base_buf_puts(out, i ? "," : "");
+        gw_put_session_item(out, item, json_string_value(json_object_get(made, "id")));
+        if (result)
+            continue;
+        json_decref(*calls);
+        *calls = calls_of(item);
+        next = 0;
+    }
+}
+
+static void put_stored_turn(base_buf *out, const gw_path_turn *turn, const char *session,
+                            json_t **calls)
+{
+    gw_put_turn_head(out, turn->id.text, session, turn->parent.text,
+                     gw_turn_status_word(turn->status, turn->finish), turn->created_ms);
+    base_buf_printf(out, "\"finish_reason\":%s,\"items\":[",
+                    gw_turn_finish_json(turn->status, turn->finish));
+    put_items(out, turn, calls);
+    base_buf_puts(out, "],");
+    gw_chat_put_counts(out, &turn->usage);
+    base_buf_puts(out, "}");
+    gw_put_turn_cache(out, &turn->usage, turn->reason);
+}
+
+/* The calls that the first turn of a page answers. */
+static base_code calls_before(call *c, json_t **calls, const gw_session_row *session,
+                              const gw_path_turn *first, base_err *err)
+{
+    gw_path_turn *before;
+    uint32_t count;
+    bool more;
+    if (!first->parent.text[0])
+        return BASE_OK;
+    GW_TRY(gw_session_path(c->app->ledger, &before, &count, &more, c->identity.tenant, session,
+                           first->parent.text, NULL, 1, true, NULL, c->arena, err));
+    if (count && before->item_count)
+        *calls = calls_of(before->items[before->item_count - 1]);
+    return BASE_OK;
+}
+
+static base_code put_tokens(call *c, const gw_path_turn *turn, base_err *err)
+{
+    gw_turn_row row;
+    GW_TRY(gw_ledger_turn(c->app->ledger, &row, c->identity.tenant, turn->id.text, c->arena, err));
+    base_buf_puts(&c->out, ",\"tokens\":{\"prompt\":");
+    gw_put_ids(&c->out, row.prompt, row.prompt_count);
+    base_buf_puts(&c->out, ",\"output\":");
+    gw_put_ids(&c->out, row.run, row.run_count);
+    base_buf_puts(&c->out, "}");
+    return BASE_OK;
+}
+
+static base_code turns(call *c, base_err *err)
+{
+    gw_session_row session;
+    paging page;
+    gw_path_turn *path;
+    uint32_t count;
+    bool more;
+    const char *value = query_value(c, "tokens", 8);
+    bool tokens = value && strcmp(value, "true") == 0;
+    GW_TRY(read_paging(c, &page, err));
+    GW_TRY(find(c, &session, err));
+    base_err why = BASE_ERR_INIT;
+    base_code code =
+        gw_session_path(c->app->ledger, &path, &count, &more, c->identity.tenant, &session, NULL,
+                        page.after, page.limit, !page.oldest_first, NULL, c->arena, &why);
+    if (code == BASE_NOT_FOUND)
+        return reject(c, err, 404, "turn_not_found", "after", why.text);
+    if (code)
+        return base_fail(err, code, "%s", why.text);
+    json_t *calls = NULL;
+    if (count)
+        code = calls_before(c, &calls, &session, &path[0], err);
+    /* Results are named by the calls before them, so the oldest is written first in any order. */
+    base_buf *texts = base_arena_calloc(c->arena, base_max(count, 1), sizeof *texts);
+    if (!code && !texts)
+        code = gw_no_memory(err);
+    base_buf whole = c->out;
+    for (uint32_t i = 0; !code && i < count; i++) {
+        c->out = texts[i];
+        put_stored_turn(&c->out, &path[i], session.id.text, &calls);
+        if (tokens)
+            code = put_tokens(c, &path[i], err);
+        base_buf_puts(&c->out, "}");
+        texts[i] = c->out;
+    }
+    c->out = whole;
+    json_decref(calls);
+    base_buf_puts(&c->out, "{\"object\":\"list\",\"data\":[");
+    for (uint32_t i = 0; texts && i < count; i++) {
+        base_buf *text = &texts[page.oldest_first ? i : count - 1 - i];
+        base_buf_puts(&c->out, i ? "," : "");
+        base_buf_add(&c->out, text->data ? text->data : "", text->length);
+        c->out.failed |= text->failed;
+    }
+    for (uint32_t i = 0; texts && i < count; i++)
+        base_buf_deinit(&texts[i]);
+    const char *first = count ? path[page.oldest_first ? 0 : count - 1].id.text : "";
+    const char *last = count ? path[page.oldest_first ? count - 1 : 0].id.text : "";
+    put_list_end(&c->out, first, last, more);
+    return code;
+}
+
+/* Not while a turn runs, which would put back what was deleted. */
+static base_code delete_session(call *c, base_err *err)
+{
+    gw_lock lock = {0};
+    if (gw_lock_try(c->app->locks, &lock, c->identity.tenant, c->session.text) != GW_CLAIM_HELD) {
+        c->row = (gw_error_row){409, "conflict_error", "conversation_locked", 1000, 1};
+        return base_fail_param(err, BASE_CONFLICT, "session_id",
+                               "A turn of this session is still running.");
+    }
+    base_err why = BASE_ERR_INIT;
+    base_code code = gw_session_delete(c->app->ledger, c->identity.tenant, c->session.text, &why);
+    gw_lock_let_go(c->app->locks, &lock);
+    if (code == BASE_NOT_FOUND)
+        return no_session(c, err);
+    if (code)
+        return base_fail(err, code, "%s", why.text);
+    /* The answer says that nothing is left: pages and the log, too. */
+    gw_ledger_purge(c->app->ledger);
+    base_buf_printf(&c->out, "{\"id\":\"%s\",\"object\":\"session.deleted\",\"deleted\":true}",
+                    c->session.text);
+    return BASE_OK;
+}
+
+static base_code fork_session(call *c, base_err *err)
+{
+    gw_session_row session;
+    const char *turn = NULL;
+    gw_path_turn *path;
+    uint32_t count;
+    bool more;
+    gw_turn plan = {.app = c->app, .arena = c->arena, .json = c->json};
+    GW_TRY(find(c, &session, err));
+    GW_TRY(gw_read_name(&turn, c->json, "", "turn", GW_NAME_BYTES_MAX, err));
+    GW_TRY(gw_read_metadata(&plan, err));
+    base_err why = BASE_ERR_INIT;
+    base_code code = turn
+                         ? gw_session_path(c->app->ledger, &path, &count, &more, c->identity.tenant,
+                                           &session, turn, NULL, 1, true, NULL, c->arena, &why)
+                         : BASE_OK;
+    if (code == BASE_NOT_FOUND)
+        return reject(c, err, 404, "turn_not_found", "turn", why.text);
+    if (code)
+        return base_fail(err, code, "%s", why.text);
+    gw_id id = gw_id_mint("sess_");
+    gw_session_new fresh = {.id = id.text,
+                            .model = session.model,
+                            .metadata = plan.metadata ? plan.metadata : session.metadata,
+                            .config = session.config,
+                            .head = turn                   ? turn
+                                    : session.head.text[0] ? session.head.text
+                                                           : NULL,
+                            .forked_session = session.id.text};
+    return add_session(c, &fresh, err);
+}
+
+/* Longer than what is there would cost memory that others need; 0 ends it. */
+static base_code pin(call *c, base_err *err)
+{
+    gw_session_row session;
+    gw_head head;
+    int64_t seconds = 0;
+    bool seen = false;
+    uint32_t max = c->app->conf->sessions_pin_seconds_max;
+    GW_TRY(find(c, &session, err));
+    GW_TRY(gw_read_int(&seconds, &seen, c->json, "", "seconds", 0, max, err));
+    if (!seen)
+        return base_fail_param(err, BASE_INVALID, "seconds", "seconds must be 0 to %u", max);
+    if (session.head_row) {
+        GW_TRY(gw_session_head(c->app->ledger, &head, c->identity.tenant, &session, NULL, "",
+                               c->arena, err));
+        uint32_t count = head.prompt_count + head.run_count;
+        int32_t *tokens = base_arena_alloc(c->arena, base_max(count, 1) * sizeof *tokens);
+        if (!tokens)
+            return gw_no_memory(err);
+        memcpy(tokens, head.prompt, head.prompt_count * sizeof *tokens);
+        memcpy(tokens + head.prompt_count, head.run, head.run_count * sizeof *tokens);
+        eng_pin(c->app->engine, c->identity.salt, tokens, count, (uint64_t)seconds);
+    }
+    int64_t until = seconds ? base_wall_ms() + seconds * 1000 : 0;
+    GW_TRY(gw_session_pin(c->app->ledger, c->identity.tenant, session.id.text, until, err));
+    if (until)
+        base_buf_printf(&c->out, "{\"pinned_until\":%lld}", (long long)(until / 1000));
+    else
+        base_buf_puts(&c->out, "{\"pinned_until\":null}");
+    return BASE_OK;
+}
+
+static base_code get(call *c, base_err *err)
+{
+    gw_session_row session;
+    GW_TRY(find(c, &session, err));
+    put_session(&c->out, &session);
+    return BASE_OK;
+}
+
+static base_code work(call *c, base_err *err)
+{
+    if (c->verb == FORK || c->verb == PIN) {
+        GW_TRY(parse_call(c, err));
+        if (!c->json)
+            GW_TRY(gw_body_parse(&c->json, c->body, c->body_length, err));
+    }
+    switch (c->verb) {
+    case CREATE:
+        return create(c, err);
+    case LIST:
+        return list(c, err);
+    case GET:
+        return get(c, err);
+    case TURNS:
+        return turns(c, err);
+    case DELETE:
+        return delete_session(c, err);
+    case FORK:
+        return fork_session(c, err);
+    case PIN:
+        return pin(c, err);
+    }
+    return BASE_OK;
+}
+
+static void run(gw_job *job)
+{
+    call *c = (call *)((char *)job - offsetof(call, job));
+    base_code code = work(c, &c->err);
+    if (!code && c->out.failed)
+        code = gw_no_memory(&c->err);
+    if (code && !c->err.code)
+        base_fail(&c->err, code, "the request could not be done");
+    gw_loop_post(c->loop, &c->back);
+}
+
+static void back(gw_message *message)
+{
+    static const gw_header headers[] = {{"content-type", "application/json"}};
+    call *c = (call *)((char *)message - offsetof(call, back));
+    if (c->exchange && c->err.code && c->row.status)
+        gw_error_respond_row(c->exchange, &c->row, c->err.param, c->err.text);
+    else if (c->exchange && c->err.code)
+        gw_error_respond_err(c->exchange, &c->err);
+    else if (c->exchange)
+        gw_respond(c->exchange, 200, headers, 1, c->out.data, c->out.length);
+    base_buf_deinit(&c->out);
+    json_decref(c->json);
+    base_arena_destroy(c->arena);
+    free(c->body);
+    free(c->query);
+    free(c);
+}
+
+static void gone(void *ctx)
+{
+    ((call *)ctx)->exchange = NULL;
+}
+
+static void begin(gw_app *app, gw_exchange *exchange, verb what, const gw_id *session)
+{
+    gw_identity identity;
+    if (!gw_tenants_admit(app->tenants, &identity, exchange, GW_SCOPE_INFER))
+        return;
+    size_t length;
+    const char *body = gw_exchange_body(exchange, &length);
+    call *c = calloc(1, sizeof *c);
+    base_err err = BASE_ERR_INIT;
+    if (c) {
+        c->arena = base_arena_create(4096, ARENA_BYTES);
+        c->query = strdup(gw_exchange_query(exchange));
+        c->body = malloc(length + 1);
+    }
+    if (!c || !c->arena || !c->query || !c->body) {
+        if (c) {
+            base_arena_destroy(c->arena);
+            free(c->query);
+            free(c->body);
+        }
+        free(c);
+        gw_no_memory(&err);
+        gw_error_respond_err(exchange, &err);
+        return;
+    }
+    if (length)
+        memcpy(c->body, body, length);
+    c->body[length] = '\0';
+    c->body_length = length;
+    c->job.run = run;
+    c->back.run = back;
+    c->app = app;
+    c->exchange = exchange;
+    c->loop = gw_exchange_loop(exchange);
+    c->identity = identity;
+    c->verb = what;
+    if (session)
+        c->session = *session;
+    gw_exchange_set_handler(exchange, c, gone, NULL);
+    if (!gw_workers_submit(app->workers, &c->job)) {
+        base_fail(&c->err, BASE_FULL, "too many requests wait for a worker");
+        back(&c->back);
+    }
+}
+
+void gw_api_sessions_create(gw_app *app, gw_exchange *exchange)
+{
+    begin(app, exchange, CREATE, NULL);
+}
+
+void gw_api_sessions_list(gw_app *app, gw_exchange *exchange)
+{
+    begin(app, exchange, LIST, NULL);
+}
+
+/* Of a path "/v1/sessions/ID/WORD". */
+static void begin_below(gw_app *app, gw_exchange *exchange, verb what, const char *word)
+{
+    gw_id id;
+    const char *have;
+    if (gw_session_of_path(&id, &have, gw_exchange_path(exchange)) &&
+        strncmp(have, word, strlen(word)) == 0 &&
+        strspn(have + strlen(word), "/") == strlen(have + strlen(word)))
+        begin(app, exchange, what, &id);
+    else
+        gw_error_not_found(exchange);
+}
+
+void gw_api_sessions_get(gw_app *app, gw_exchange *exchange)
+{
+    begin_below(app, exchange, GET, "");
+}
+
+void gw_api_sessions_turns(gw_app *app, gw_exchange *exchange)
+{
+    begin_below(app, exchange, TURNS, "turns");
+}
+
+void gw_api_sessions_delete(gw_app *app, gw_exchange *exchange)
+{
+    begin_below(app, exchange, DELETE, "");
+}
+
+void gw_api_sessions_fork(gw_app *app, gw_exchange *exchange)
+{
+    begin_below(app, exchange, FORK, "fork");
+}
+
+void gw_api_sessions_pin(gw_app *app, gw_exchange *exchange)
+{
+    begin_below(app, exchange, PIN, "pin");
+}

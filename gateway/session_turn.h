@@ -1,0 +1,21 @@
+/* session_turn: what a native session's turns look like on the wire; shared by the dialect that
+ * runs them and the calls that read them. Thread: any. */
+#pragma once
+#include "gateway/dialect.h"
+
+#define GW_SESSIONS_PATH "/v1/sessions"
+
+extern const gw_tool_form gw_session_tools;
+
+/* "/v1/sessions/ID/WORD": false if it is something else. `*word` is "" without one. */
+bool gw_session_of_path(gw_id *id, const char **word, const char *path);
+
+/* An item as the ledger writes it; a result with the id of its call, NULL for others. */
+void gw_put_session_item(base_buf *out, const char *json, const char *call);
+const char *gw_turn_status_word(gw_turn_status status, eng_finish finish);
+const char *gw_turn_finish_json(gw_turn_status status, eng_finish finish);
+/* `{"id":…,"object":…,"session":…,"parent":…,"status":…,"created_at":…,`; parent "": null. */
+void gw_put_turn_head(base_buf *out, const char *id, const char *session, const char *parent,
+                      const char *status, int64_t created_ms);
+/* `,"cache":{…}` */
+void gw_put_turn_cache(base_buf *out, const eng_usage *usage, const char *reason);
