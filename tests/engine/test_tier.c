@@ -5,9 +5,11 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <glob.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "engine/engine_internal.h"
@@ -582,6 +584,86 @@ Test(eng_tier, an_index_that_cannot_be_had_is_named, .timeout = 120)
     cr_assert_eq(eng_create(&second, &opts, &err), BASE_CONFLICT);
     cr_assert(strstr(err.text, "index.db") != NULL, "%s", err.text);
     eng_destroy(engine);
+    remove_dir();
+}
+
+/* ---- kill -9 ---- */
+
+enum { VICTIMS = 5, VICTIM_TOKENS = 700, VICTIM_OUTPUT = 40 };
+static int32_t victims[VICTIMS][VICTIM_TOKENS + VICTIM_OUTPUT];
+
+/* Turns on and on, until it is killed; says when the first one was told. */
+static void live_until_killed(uint64_t seed, int told)
+{
+    static result r;
+    eng_options opts = disk_options();
+    eng_engine *engine = start(&opts);
+    for (uint64_t turn = 0;; turn++) {
+        base_rand4 d = base_rand(seed, 4, turn);
+        int32_t *tokens = victims[d.v[0] % VICTIMS];
+        run(engine, tokens, 1 + d.v[1] % VICTIM_TOKENS, 1 + d.v[2] % VICTIM_OUTPUT, 0, &r);
+        if (turn == 0 && write(told, "x", 1) != 1)
+            abort();
+    }
+}
+
+Test(eng_tier, killed_at_any_moment_it_brings_back_the_same_bits, .timeout = 3000)
+{
+    static result plain[VICTIMS], back;
+    uint8_t *rows[VICTIMS];
+    size_t lengths[VICTIMS], length;
+    uint32_t rounds = getenv("WHIMBREL_LONG") != NULL ? 200 : 20, restored = 0, asked = 0;
+    uint64_t seed = base_now_ns();
+    make_dir();
+    eng_options opts = options();
+    eng_engine *engine = start(&opts);
+    for (uint32_t i = 0; i < VICTIMS; i++) {
+        make_prompt(victims[i], VICTIM_TOKENS, 80 + i);
+        run(engine, victims[i], VICTIM_TOKENS, 8, 0, &plain[i]);
+        rows[i] = rows_of(engine, KV_STORE_TARGET, victims[i], VICTIM_TOKENS, &lengths[i]);
+    }
+    eng_destroy(engine);
+    opts = disk_options();
+    for (uint32_t round = 0; round < rounds; round++) {
+        int told[2];
+        char byte;
+        cr_assert_eq(pipe(told), 0);
+        pid_t child = fork();
+        cr_assert_geq(child, 0);
+        if (child == 0)
+            live_until_killed(seed + round, told[1]);
+        close(told[1]);
+        cr_assert_eq(read(told[0], &byte, 1), 1);
+        close(told[0]);
+        usleep(base_rand(seed, 5, round).v[0] % 200000);
+        kill(child, SIGKILL);
+        int status;
+        cr_assert_eq(waitpid(child, &status, 0), child);
+        cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "it died by itself: %x",
+                  (unsigned)status);
+        engine = start(&opts);
+        for (uint32_t i = 0; i < VICTIMS; i++) {
+            run(engine, victims[i], VICTIM_TOKENS, 8, 0, &back);
+            same(&plain[i], &back, "after a kill");
+            restored += back.usage.restored_tokens;
+            asked += VICTIM_TOKENS - 1;
+            uint8_t *bytes = rows_of(engine, KV_STORE_TARGET, victims[i], VICTIM_TOKENS, &length);
+            cr_assert_eq(length, lengths[i]);
+            cr_assert_eq(memcmp(bytes, rows[i], length), 0, "seed %llu round %u: rows differ",
+                         (unsigned long long)seed, round);
+            free(bytes);
+        }
+        /* The next one starts with little on disk, or with what was written now. */
+        base_err err = BASE_ERR_INIT;
+        if (round % 2 == 0)
+            cr_assert_eq(eng_drop(engine, 1, &err), BASE_OK, "%s", err.text);
+        settle(engine);
+        eng_destroy(engine);
+    }
+    cr_log_info("%u rounds: %u of %u tokens restored", rounds, restored, asked);
+    cr_assert_gt(restored, 0);
+    for (uint32_t i = 0; i < VICTIMS; i++)
+        free(rows[i]);
     remove_dir();
 }
 
