@@ -17,111 +17,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/base/json.h"
-#include "engine/grammar_internal.h"
+#include "engine/grammar_schema.h"
 
 #define DEPTH_MAX 128        /* of the schema's text */
 #define EXPAND_MAX 64        /* applicators inside each other */
 #define ALTERNATIVES_MAX 128 /* of one term */
 #define MULTIPLE_MAX 20000u
 #define DIGITS_MAX 400
-#define UNIQUE_MAX 64u
-
-enum {
-    T_NULL = 1,
-    T_TRUE = 2,
-    T_FALSE = 4,
-    T_NUMBER = 8,
-    T_STRING = 16,
-    T_OBJECT = 32,
-    T_ARRAY = 64,
-    T_ALL = 127
-};
-
-typedef struct dom {
-    base_json_kind kind; /* OBJECT_BEGIN and ARRAY_BEGIN stand for the whole */
-    gr_text key, text;   /* decoded; a number's text as it stands */
-    uint32_t index;      /* in its array */
-    struct dom *parent, *first, *last, *next;
-    struct dom *root;     /* of the nearest resource with an $id */
-    struct alts *open[4]; /* memo of each kind of literal */
-    bool opening;
-} dom;
-
-/* A literal: a schema or a value, perhaps negated. */
-enum { L_SCHEMA, L_NOT, L_VALUE, L_NOT_VALUE };
-
-typedef struct literal {
-    dom *node;
-    uint8_t kind;
-} literal;
-
-typedef struct term {
-    literal *lits;
-    uint32_t count;
-    bool never;
-    uint32_t rule; /* 1 + it, 0 before it was asked for */
-    struct alts *open;
-    struct term *next; /* of the same hash */
-    struct term *queued;
-} term;
-
-typedef struct member {
-    gr_text name;
-    term *value;
-    bool required;
-} member;
-
-typedef struct names {
-    gr_dfa *set; /* NULL: every name */
-    term *value;
-} names;
-
-typedef struct object {
-    member *members;
-    uint32_t count;
-    names *classes; /* of the other names, apart from each other; outside of all: forbidden */
-    uint32_t class_count;
-    uint32_t min, max;
-} object;
-
-typedef struct array {
-    term **prefix;
-    uint32_t count;
-    term *rest;
-    uint32_t min, max;
-    bool unique;
-    term *contains;
-    uint32_t contains_min;
-} array;
-
-typedef struct bundle {
-    uint8_t types;
-    gr_dfa *number; /* NULL: any */
-    gr_dfa *string; /* NULL: any */
-    uint32_t length_min, length_max;
-    object *object; /* NULL: any */
-    array *array;
-} bundle;
-
-typedef struct alts {
-    bundle **data;
-    uint32_t count;
-} alts;
-
-#define TERMS 1024
-typedef struct schema {
-    gr_compile *c;
-    const char *text;
-    size_t length;
-    dom *root;
-    uint32_t draft;
-    term *terms[TERMS], *always, *never;
-    term *queue, **queue_end;
-    gr_dfa *plain_number, *plain_integer, *number, *integer; /* made when asked for */
-    gr_dfa *canonical_number, *canonical_integer;
-    uint32_t ret;
-} schema;
 
 /* ---- the text ---- */
 
@@ -139,8 +41,7 @@ static void pointer_of(const dom *node, const char *keyword, char out[160])
     }
 }
 
-__attribute__((format(printf, 5, 6))) _Noreturn static void
-wrong(schema *s, base_code code, const dom *node, const char *keyword, const char *fmt, ...)
+void gr_wrong(schema *s, base_code code, const dom *node, const char *keyword, const char *fmt, ...)
 {
     char text[128], pointer[160];
     va_list args;
@@ -214,12 +115,12 @@ static bool is(gr_text text, const char *what)
     return text.length == strlen(what) && memcmp(text.data, what, text.length) == 0;
 }
 
-static bool same(gr_text a, gr_text b)
+bool gr_same(gr_text a, gr_text b)
 {
     return a.length == b.length && (a.length == 0 || memcmp(a.data, b.data, a.length) == 0);
 }
 
-static dom *get(const dom *node, const char *key)
+dom *gr_get(const dom *node, const char *key)
 {
     dom *found = NULL;
     if (node->kind == BASE_JSON_OBJECT_BEGIN)
@@ -247,9 +148,9 @@ static bool holds_values(const dom *node)
 
 static dom *id_of(const dom *node)
 {
-    dom *id = get(node, "$id");
+    dom *id = gr_get(node, "$id");
     if (id == NULL)
-        id = get(node, "id");
+        id = gr_get(node, "id");
     return id != NULL && id->kind == BASE_JSON_STRING && id->text.length > 0 ? id : NULL;
 }
 
@@ -261,7 +162,7 @@ static void find_resources(schema *s)
         for (dom *up = node; up != NULL && !values; up = up->parent)
             values = holds_values(up) && up->kind != BASE_JSON_OBJECT_BEGIN;
         bool own = node->parent == NULL || (id != NULL && id->text.data[0] != '#' && !values);
-        if (own && node->parent != NULL && s->draft <= 7 && get(node, "$ref") != NULL)
+        if (own && node->parent != NULL && s->draft <= 7 && gr_get(node, "$ref") != NULL)
             own = false;
         node->root = own ? node : node->parent->root;
     }
@@ -275,7 +176,7 @@ static int hex_digit(char ch)
 }
 
 /* The node that `ref` names, which stands in `at`. */
-static dom *resolve(schema *s, const dom *at, const dom *ref)
+dom *gr_resolve(schema *s, const dom *at, const dom *ref)
 {
     gr_text text = ref->text;
     dom *root = at->root;
@@ -293,13 +194,13 @@ static dom *resolve(schema *s, const dom *at, const dom *ref)
                 gr_text name = own->text;
                 if (name.length > 0 && name.data[name.length - 1] == '#')
                     name.length--;
-                if (same(name, id))
+                if (gr_same(name, id))
                     root = node;
             }
         }
         if (root == NULL)
-            wrong(s, BASE_UNSUPPORTED, at, "$ref", "%.*s is not in this document", (int)text.length,
-                  text.data);
+            gr_wrong(s, BASE_UNSUPPORTED, at, "$ref", "%.*s is not in this document",
+                     (int)text.length, text.data);
     }
     char *part = gr_alloc(s->c, text.length + 1, 1);
     size_t length = 0;
@@ -318,17 +219,17 @@ static dom *resolve(schema *s, const dom *at, const dom *ref)
         gr_text name = {part, length};
         for (dom *node = root; node != NULL; node = walk(node, root)) {
             gr_work(s->c, 1);
-            dom *anchor = get(node, "$anchor"), *id = id_of(node);
+            dom *anchor = gr_get(node, "$anchor"), *id = id_of(node);
             if (anchor == NULL)
-                anchor = get(node, "$dynamicAnchor");
+                anchor = gr_get(node, "$dynamicAnchor");
             if (node->root == root && anchor != NULL && anchor->kind == BASE_JSON_STRING &&
-                same(anchor->text, name))
+                gr_same(anchor->text, name))
                 return node;
             if (id != NULL && id->text.data[0] == '#' && node->root == root &&
-                same((gr_text){id->text.data + 1, id->text.length - 1}, name))
+                gr_same((gr_text){id->text.data + 1, id->text.length - 1}, name))
                 return node;
         }
-        wrong(s, BASE_INVALID, at, "$ref", "nothing is named %.*s", (int)length, part);
+        gr_wrong(s, BASE_INVALID, at, "$ref", "nothing is named %.*s", (int)length, part);
     }
     dom *node = root;
     for (size_t i = 1; node != NULL;) {
@@ -344,7 +245,7 @@ static dom *resolve(schema *s, const dom *at, const dom *ref)
         for (dom *k = node->first; k != NULL; k = k->next) {
             char place[16];
             snprintf(place, sizeof place, "%u", k->index);
-            if (node->kind == BASE_JSON_OBJECT_BEGIN ? same(k->key, (gr_text){name, n})
+            if (node->kind == BASE_JSON_OBJECT_BEGIN ? gr_same(k->key, (gr_text){name, n})
                                                      : is((gr_text){name, n}, place))
                 child = k;
         }
@@ -354,7 +255,7 @@ static dom *resolve(schema *s, const dom *at, const dom *ref)
         i++;
     }
     if (node == NULL)
-        wrong(s, BASE_INVALID, at, "$ref", "%.*s leads nowhere", (int)text.length, text.data);
+        gr_wrong(s, BASE_INVALID, at, "$ref", "%.*s leads nowhere", (int)text.length, text.data);
     return node;
 }
 
@@ -397,7 +298,7 @@ static term *term_of(schema *s, const literal *lits, uint32_t count)
     return t;
 }
 
-static term *term_lit(schema *s, dom *node, uint8_t kind)
+term *gr_term_lit(schema *s, dom *node, uint8_t kind)
 {
     if (node->kind == BASE_JSON_TRUE && kind <= L_NOT)
         return kind == L_SCHEMA ? s->always : s->never;
@@ -406,7 +307,7 @@ static term *term_lit(schema *s, dom *node, uint8_t kind)
     return term_of(s, &(literal){node, kind}, 1);
 }
 
-static term *term_and(schema *s, term *a, term *b)
+term *gr_term_and(schema *s, term *a, term *b)
 {
     if (a->never || b->never)
         return s->never;
@@ -434,7 +335,7 @@ static decimal *decimal_of(schema *s, const dom *node, const char *keyword)
     char digits[DIGITS_MAX];
     int32_t n = 0, point = -1, exponent = 0;
     if (node->kind != BASE_JSON_NUMBER)
-        wrong(s, BASE_INVALID, node->parent, keyword, "is no number");
+        gr_wrong(s, BASE_INVALID, node->parent, keyword, "is no number");
     for (size_t i = 0; i < node->text.length; i++) {
         char ch = node->text.data[i];
         if (ch == '-') {
@@ -447,12 +348,12 @@ static decimal *decimal_of(schema *s, const dom *node, const char *keyword)
         } else if (n < DIGITS_MAX / 2) {
             digits[n++] = ch;
         } else {
-            wrong(s, BASE_UNSUPPORTED, node->parent, keyword, "has too many digits");
+            gr_wrong(s, BASE_UNSUPPORTED, node->parent, keyword, "has too many digits");
         }
     }
     point = point < 0 ? n : point;
     if (exponent > DIGITS_MAX / 2 || exponent < -DIGITS_MAX / 2)
-        wrong(s, BASE_UNSUPPORTED, node->parent, keyword, "has too many digits");
+        gr_wrong(s, BASE_UNSUPPORTED, node->parent, keyword, "has too many digits");
     point += exponent;
     for (int32_t i = point < 0 ? point : 0; i < n || i < point; i++) {
         char ch = i >= 0 && i < n ? digits[i] : '0';
@@ -598,15 +499,15 @@ static gr_dfa *number_multiple(schema *s, const dom *node)
                 (uint64_t)((i < d->whole_count ? d->whole[i] : d->part[i - d->whole_count]) - '0');
     m->places = d->part_count;
     if (d->negative || m->of == 0)
-        wrong(s, BASE_INVALID, node->parent, "multipleOf", "must be above 0");
+        gr_wrong(s, BASE_INVALID, node->parent, "multipleOf", "must be above 0");
     if (m->of > MULTIPLE_MAX || m->places > 20 || m->of * (m->places + 2) > MULTIPLE_MAX)
-        wrong(s, BASE_UNSUPPORTED, node->parent, "multipleOf", "%.*s needs too many states",
-              (int)node->text.length, node->text.data);
+        gr_wrong(s, BASE_UNSUPPORTED, node->parent, "multipleOf", "%.*s needs too many states",
+                 (int)node->text.length, node->text.data);
     return gr_dfa_walk(s->c, &(gr_walk){multiple_step, multiple_accept, m, "-.0123456789"},
                        AT_START);
 }
 
-static gr_dfa *regex(schema *s, gr_dfa **kept, const char *text)
+gr_dfa *gr_pattern(schema *s, gr_dfa **kept, const char *text)
 {
     if (*kept == NULL)
         *kept = gr_dfa_regex(s->c, text, strlen(text), true, "number", NULL);
@@ -615,17 +516,17 @@ static gr_dfa *regex(schema *s, gr_dfa **kept, const char *text)
 
 static gr_dfa *all_numbers(schema *s)
 {
-    return regex(s, &s->number, "-?(0|[1-9][0-9]*)(\\.[0-9]+)?");
+    return gr_pattern(s, &s->number, "-?(0|[1-9][0-9]*)(\\.[0-9]+)?");
 }
 
 static gr_dfa *integers(schema *s)
 {
-    return regex(s, &s->integer, "-?(0|[1-9][0-9]*)(\\.0+)?");
+    return gr_pattern(s, &s->integer, "-?(0|[1-9][0-9]*)(\\.0+)?");
 }
 
 /* ---- alternatives ---- */
 
-static alts *alts_new(schema *s, uint32_t capacity)
+alts *gr_alts_new(schema *s, uint32_t capacity)
 {
     alts *a = gr_alloc(s->c, 1, sizeof *a);
     a->data = gr_alloc(s->c, capacity, sizeof *a->data);
@@ -640,7 +541,7 @@ static bundle *bundle_any(schema *s, uint8_t types)
     return b;
 }
 
-static object *object_any(schema *s)
+object *gr_object_any(schema *s)
 {
     object *o = gr_alloc(s->c, 1, sizeof *o);
     o->max = GR_INFINITE;
@@ -650,7 +551,7 @@ static object *object_any(schema *s)
     return o;
 }
 
-static array *array_any(schema *s)
+array *gr_array_any(schema *s)
 {
     array *a = gr_alloc(s->c, 1, sizeof *a);
     a->max = GR_INFINITE;
@@ -658,7 +559,7 @@ static array *array_any(schema *s)
     return a;
 }
 
-static gr_dfa *dfa_and(schema *s, gr_dfa *a, gr_dfa *b)
+gr_dfa *gr_dfa_and(schema *s, gr_dfa *a, gr_dfa *b)
 {
     return a == NULL ? b : b == NULL || a == b ? a : gr_dfa_op(s->c, a, b, GR_AND);
 }
@@ -666,7 +567,7 @@ static gr_dfa *dfa_and(schema *s, gr_dfa *a, gr_dfa *b)
 static member *member_find(const object *o, gr_text name)
 {
     for (uint32_t i = 0; i < o->count; i++)
-        if (same(o->members[i].name, name))
+        if (gr_same(o->members[i].name, name))
             return &o->members[i];
     return NULL;
 }
@@ -682,25 +583,15 @@ static term *member_term(schema *s, const object *o, gr_text name)
     return s->never;
 }
 
-static uint32_t least(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
-
-static uint32_t most(uint32_t a, uint32_t b)
-{
-    return a > b ? a : b;
-}
-
 static void classes_join(schema *s, object *out, const object *a, const object *b)
 {
     out->classes = gr_alloc(s->c, (size_t)a->class_count * b->class_count, sizeof *out->classes);
     for (uint32_t i = 0; i < a->class_count; i++)
         for (uint32_t k = 0; k < b->class_count; k++) {
-            gr_dfa *set = dfa_and(s, a->classes[i].set, b->classes[k].set);
+            gr_dfa *set = gr_dfa_and(s, a->classes[i].set, b->classes[k].set);
             if (set == NULL || set->count > 0)
                 out->classes[out->class_count++] =
-                    (names){set, term_and(s, a->classes[i].value, b->classes[k].value)};
+                    (names){set, gr_term_and(s, a->classes[i].value, b->classes[k].value)};
         }
 }
 
@@ -714,7 +605,7 @@ static object *object_and(schema *s, object *a, object *b)
     for (uint32_t i = 0; i < a->count; i++) {
         member m = a->members[i];
         const member *other = member_find(b, m.name);
-        m.value = term_and(s, m.value, member_term(s, b, m.name));
+        m.value = gr_term_and(s, m.value, member_term(s, b, m.name));
         m.required = m.required || (other != NULL && other->required);
         o->members[o->count++] = m;
     }
@@ -722,12 +613,12 @@ static object *object_and(schema *s, object *a, object *b)
         member m = b->members[i];
         if (member_find(a, m.name) != NULL)
             continue;
-        m.value = term_and(s, m.value, member_term(s, a, m.name));
+        m.value = gr_term_and(s, m.value, member_term(s, a, m.name));
         o->members[o->count++] = m;
     }
     classes_join(s, o, a, b);
-    o->min = most(a->min, b->min);
-    o->max = least(a->max, b->max);
+    o->min = gr_most(a->min, b->min);
+    o->max = gr_least(a->max, b->max);
     return o;
 }
 
@@ -736,19 +627,19 @@ static array *array_and(schema *s, array *a, array *b, const dom *at)
     if (a == NULL || b == NULL)
         return a == NULL ? b : a;
     array *o = gr_alloc(s->c, 1, sizeof *o);
-    o->count = most(a->count, b->count);
+    o->count = gr_most(a->count, b->count);
     o->prefix = gr_alloc(s->c, o->count, sizeof *o->prefix);
     for (uint32_t i = 0; i < o->count; i++)
-        o->prefix[i] = term_and(s, i < a->count ? a->prefix[i] : a->rest,
-                                i < b->count ? b->prefix[i] : b->rest);
-    o->rest = term_and(s, a->rest, b->rest);
-    o->min = most(a->min, b->min);
-    o->max = least(a->max, b->max);
+        o->prefix[i] = gr_term_and(s, i < a->count ? a->prefix[i] : a->rest,
+                                   i < b->count ? b->prefix[i] : b->rest);
+    o->rest = gr_term_and(s, a->rest, b->rest);
+    o->min = gr_most(a->min, b->min);
+    o->max = gr_least(a->max, b->max);
     o->unique = a->unique || b->unique;
     o->contains = a->contains != NULL ? a->contains : b->contains;
-    o->contains_min = most(a->contains_min, b->contains_min);
+    o->contains_min = gr_most(a->contains_min, b->contains_min);
     if (a->contains != NULL && b->contains != NULL && a->contains != b->contains)
-        wrong(s, BASE_UNSUPPORTED, at, "contains", "two of them for one array");
+        gr_wrong(s, BASE_UNSUPPORTED, at, "contains", "two of them for one array");
     return o;
 }
 
@@ -757,14 +648,14 @@ static bundle *bundle_and(schema *s, const bundle *a, const bundle *b, const dom
 {
     bundle *o = bundle_any(s, a->types & b->types);
     if (o->types & T_NUMBER) {
-        o->number = dfa_and(s, a->number, b->number);
+        o->number = gr_dfa_and(s, a->number, b->number);
         if (o->number != NULL && o->number->count == 0)
             o->types &= (uint8_t)~T_NUMBER;
     }
     if (o->types & T_STRING) {
-        o->string = dfa_and(s, a->string, b->string);
-        o->length_min = most(a->length_min, b->length_min);
-        o->length_max = least(a->length_max, b->length_max);
+        o->string = gr_dfa_and(s, a->string, b->string);
+        o->length_min = gr_most(a->length_min, b->length_min);
+        o->length_max = gr_least(a->length_max, b->length_max);
         if ((o->string != NULL && o->string->count == 0) || o->length_min > o->length_max)
             o->types &= (uint8_t)~T_STRING;
     }
@@ -787,8 +678,8 @@ static bundle *bundle_and(schema *s, const bundle *a, const bundle *b, const dom
 static alts *alts_and(schema *s, const alts *a, const alts *b, const dom *at)
 {
     if ((size_t)a->count * b->count > (size_t)ALTERNATIVES_MAX * 32)
-        wrong(s, BASE_UNSUPPORTED, at, "allOf", "more than %u alternatives", ALTERNATIVES_MAX);
-    alts *o = alts_new(s, a->count * b->count);
+        gr_wrong(s, BASE_UNSUPPORTED, at, "allOf", "more than %u alternatives", ALTERNATIVES_MAX);
+    alts *o = gr_alts_new(s, a->count * b->count);
     for (uint32_t i = 0; i < a->count; i++)
         for (uint32_t k = 0; k < b->count; k++) {
             bundle *both = bundle_and(s, a->data[i], b->data[k], at);
@@ -796,13 +687,13 @@ static alts *alts_and(schema *s, const alts *a, const alts *b, const dom *at)
                 o->data[o->count++] = both;
         }
     if (o->count > ALTERNATIVES_MAX)
-        wrong(s, BASE_UNSUPPORTED, at, "allOf", "more than %u alternatives", ALTERNATIVES_MAX);
+        gr_wrong(s, BASE_UNSUPPORTED, at, "allOf", "more than %u alternatives", ALTERNATIVES_MAX);
     return o;
 }
 
 static alts *alts_or(schema *s, const alts *a, const alts *b)
 {
-    alts *o = alts_new(s, a->count + b->count);
+    alts *o = gr_alts_new(s, a->count + b->count);
     memcpy(o->data, a->data, a->count * sizeof *o->data);
     memcpy(o->data + a->count, b->data, b->count * sizeof *o->data);
     o->count = a->count + b->count;
@@ -812,22 +703,20 @@ static alts *alts_or(schema *s, const alts *a, const alts *b)
 static void alt_add(schema *s, alts *a, bundle *b, const dom *at, const char *keyword)
 {
     if (a->count >= ALTERNATIVES_MAX)
-        wrong(s, BASE_UNSUPPORTED, at, keyword, "more than %u alternatives", ALTERNATIVES_MAX);
+        gr_wrong(s, BASE_UNSUPPORTED, at, keyword, "more than %u alternatives", ALTERNATIVES_MAX);
     a->data[a->count++] = b;
 }
-
-static alts *term_open(schema *s, term *t, uint32_t depth);
 
 /* The opposites of a term, one term for each; NULL if there is none. */
 static term *lit_not(schema *s, literal l)
 {
-    return term_lit(s, l.node, l.kind ^ 1);
+    return gr_term_lit(s, l.node, l.kind ^ 1);
 }
 
 static bundle *with_member(schema *s, gr_text name, term *value, bool required)
 {
     bundle *b = bundle_any(s, T_OBJECT);
-    b->object = object_any(s);
+    b->object = gr_object_any(s);
     b->object->members = gr_alloc(s->c, 1, sizeof(member));
     b->object->members[0] = (member){name, value, required};
     b->object->count = 1;
@@ -837,7 +726,7 @@ static bundle *with_member(schema *s, gr_text name, term *value, bool required)
 static bundle *with_array(schema *s)
 {
     bundle *b = bundle_any(s, T_ARRAY);
-    b->array = array_any(s);
+    b->array = gr_array_any(s);
     return b;
 }
 
@@ -876,16 +765,16 @@ static bool object_not(schema *s, alts *out, const object *o, const dom *at, con
             alt_add(s, out, with_member(s, m->name, lit_not(s, m->value->lits[k]), true), at,
                     keyword);
     }
-    uint32_t max = open ? o->max : least(o->max, may);
+    uint32_t max = open ? o->max : gr_least(o->max, may);
     if (max != GR_INFINITE) {
         bundle *b = bundle_any(s, T_OBJECT);
-        b->object = object_any(s);
+        b->object = gr_object_any(s);
         b->object->min = max + 1;
         alt_add(s, out, b, at, keyword);
     }
     if (o->min > 0) {
         bundle *b = bundle_any(s, T_OBJECT);
-        b->object = object_any(s);
+        b->object = gr_object_any(s);
         b->object->max = o->min - 1;
         alt_add(s, out, b, at, keyword);
     }
@@ -906,7 +795,7 @@ static bool array_not(schema *s, alts *out, const array *a, const dom *at, const
         for (uint32_t k = 0; !a->prefix[i]->never && k < a->prefix[i]->count; k++)
             alt_add(s, out, with_item(s, i, lit_not(s, a->prefix[i]->lits[k])), at, keyword);
     }
-    uint32_t max = a->rest->never ? least(a->max, a->count) : a->max;
+    uint32_t max = a->rest->never ? gr_least(a->max, a->count) : a->max;
     for (uint32_t k = 0; !a->rest->never && k < a->rest->count; k++) {
         bundle *b = with_array(s);
         b->array->contains = lit_not(s, a->rest->lits[k]);
@@ -935,7 +824,7 @@ static bool array_not(schema *s, alts *out, const array *a, const dom *at, const
 
 static alts *bundle_not(schema *s, const bundle *b, const dom *at, const char *keyword)
 {
-    alts *out = alts_new(s, ALTERNATIVES_MAX);
+    alts *out = gr_alts_new(s, ALTERNATIVES_MAX);
     if (b->types != T_ALL)
         alt_add(s, out, bundle_any(s, T_ALL & ~b->types), at, keyword);
     if ((b->types & T_NUMBER) && b->number != NULL) {
@@ -963,15 +852,15 @@ static alts *bundle_not(schema *s, const bundle *b, const dom *at, const char *k
         }
     }
     if ((b->types & T_OBJECT) && b->object != NULL && !object_not(s, out, b->object, at, keyword))
-        wrong(s, BASE_UNSUPPORTED, at, keyword, "the opposite of an object cannot be enforced");
+        gr_wrong(s, BASE_UNSUPPORTED, at, keyword, "the opposite of an object cannot be enforced");
     if ((b->types & T_ARRAY) && b->array != NULL && !array_not(s, out, b->array, at, keyword))
-        wrong(s, BASE_UNSUPPORTED, at, keyword, "the opposite of an array cannot be enforced");
+        gr_wrong(s, BASE_UNSUPPORTED, at, keyword, "the opposite of an array cannot be enforced");
     return out;
 }
 
 static alts *alts_not(schema *s, const alts *a, const dom *at, const char *keyword)
 {
-    alts *o = alts_new(s, 1);
+    alts *o = gr_alts_new(s, 1);
     o->data[o->count++] = bundle_any(s, T_ALL);
     for (uint32_t i = 0; i < a->count; i++)
         o = alts_and(s, o, bundle_not(s, a->data[i], at, keyword), at);
@@ -990,7 +879,7 @@ static bool bundle_empty(schema *s, const bundle *b, uint32_t depth)
             if (!m->required)
                 continue;
             bool empty = true;
-            const alts *a = m->value->never ? NULL : term_open(s, m->value, depth);
+            const alts *a = m->value->never ? NULL : gr_term_open(s, m->value, depth);
             for (uint32_t k = 0; a != NULL && empty && k < a->count; k++)
                 empty = bundle_empty(s, a->data[k], depth + 1);
             if (empty)
@@ -1000,7 +889,7 @@ static bool bundle_empty(schema *s, const bundle *b, uint32_t depth)
         for (uint32_t i = 0; i < b->array->min && i <= b->array->count; i++) {
             term *t = i < b->array->count ? b->array->prefix[i] : b->array->rest;
             bool empty = true;
-            const alts *a = t->never ? NULL : term_open(s, t, depth);
+            const alts *a = t->never ? NULL : gr_term_open(s, t, depth);
             for (uint32_t k = 0; a != NULL && empty && k < a->count; k++)
                 empty = bundle_empty(s, a->data[k], depth + 1);
             if (empty)
@@ -1008,8 +897,8 @@ static bool bundle_empty(schema *s, const bundle *b, uint32_t depth)
         }
     if ((types & T_STRING) && b->string != NULL &&
         (b->length_min > 0 || b->length_max != GR_INFINITE) &&
-        most(b->length_min, b->length_max == GR_INFINITE ? 0 : b->length_max) < 4096 &&
-        dfa_and(s, b->string, gr_dfa_length(s->c, b->length_min, b->length_max))->count == 0)
+        gr_most(b->length_min, b->length_max == GR_INFINITE ? 0 : b->length_max) < 4096 &&
+        gr_dfa_and(s, b->string, gr_dfa_length(s->c, b->length_min, b->length_max))->count == 0)
         types &= (uint8_t)~T_STRING;
     return types == 0;
 }
@@ -1032,7 +921,7 @@ static uint32_t count_of(schema *s, const dom *node, const char *keyword)
     decimal *d = decimal_of(s, node, keyword);
     uint64_t n = 0;
     if (d->negative || d->part_count > 0)
-        wrong(s, BASE_INVALID, node->parent, keyword, "must be a whole number from 0 on");
+        gr_wrong(s, BASE_INVALID, node->parent, keyword, "must be a whole number from 0 on");
     for (uint32_t i = 0; i < d->whole_count && n < GR_INFINITE; i++)
         n = n * 10 + (uint64_t)(d->whole[i] - '0');
     return n >= GR_INFINITE ? GR_INFINITE - 1 : (uint32_t)n;
@@ -1041,22 +930,22 @@ static uint32_t count_of(schema *s, const dom *node, const char *keyword)
 static void expect_kind(schema *s, const dom *node, base_json_kind kind, const char *keyword)
 {
     if (node->kind != kind)
-        wrong(s, BASE_INVALID, node->parent, keyword, "must be %s",
-              kind == BASE_JSON_ARRAY_BEGIN    ? "an array"
-              : kind == BASE_JSON_OBJECT_BEGIN ? "an object"
-                                               : "a string");
+        gr_wrong(s, BASE_INVALID, node->parent, keyword, "must be %s",
+                 kind == BASE_JSON_ARRAY_BEGIN    ? "an array"
+                 : kind == BASE_JSON_OBJECT_BEGIN ? "an object"
+                                                  : "a string");
 }
 
 static void number_and(schema *s, bundle *b, gr_dfa *dfa)
 {
-    b->number = dfa_and(s, b->number, dfa);
+    b->number = gr_dfa_and(s, b->number, dfa);
     if (b->number->count == 0)
         b->types &= (uint8_t)~T_NUMBER;
 }
 
 static void string_and(schema *s, bundle *b, gr_dfa *dfa)
 {
-    b->string = dfa_and(s, b->string, dfa);
+    b->string = gr_dfa_and(s, b->string, dfa);
     if (b->string->count == 0)
         b->types &= (uint8_t)~T_STRING;
 }
@@ -1075,12 +964,12 @@ static void read_type(schema *s, const dom *node, bundle *b, const dom *type)
     for (; one != NULL; one = one == type ? NULL : one->next) {
         size_t i = 0;
         if (one->kind != BASE_JSON_STRING)
-            wrong(s, BASE_INVALID, node, "type", "must be a string or a list of strings");
+            gr_wrong(s, BASE_INVALID, node, "type", "must be a string or a list of strings");
         while (i < 7 && !is(one->text, kinds[i].name))
             i++;
         if (i == 7)
-            wrong(s, BASE_INVALID, node, "type", "%.*s is no type", (int)one->text.length,
-                  one->text.data);
+            gr_wrong(s, BASE_INVALID, node, "type", "%.*s is no type", (int)one->text.length,
+                     one->text.data);
         types |= kinds[i].types;
         number = number || i == 2;
         integer = integer || i == 3;
@@ -1097,7 +986,8 @@ static void read_numbers(schema *s, const dom *node, bundle *b)
     } bounds[] = {{"minimum", "exclusiveMinimum", ">=", ">"},
                   {"maximum", "exclusiveMaximum", "<=", "<"}};
     for (size_t i = 0; i < 2; i++) {
-        const dom *at = get(node, bounds[i].name), *exclusive = get(node, bounds[i].exclusive);
+        const dom *at = gr_get(node, bounds[i].name),
+                  *exclusive = gr_get(node, bounds[i].exclusive);
         bool flag = exclusive != NULL && exclusive->kind == BASE_JSON_TRUE; /* draft 4 */
         if (at != NULL)
             number_and(s, b,
@@ -1109,7 +999,7 @@ static void read_numbers(schema *s, const dom *node, bundle *b)
                        number_bound(s, decimal_of(s, exclusive, bounds[i].exclusive),
                                     bounds[i].exclusive_op));
     }
-    const dom *of = get(node, "multipleOf");
+    const dom *of = gr_get(node, "multipleOf");
     if (of != NULL)
         number_and(s, b, number_multiple(s, of));
 }
@@ -1161,26 +1051,26 @@ static void read_strings(schema *s, const dom *node, bundle *b)
 {
     const dom *at;
     char pointer[160];
-    if ((at = get(node, "minLength")) != NULL)
+    if ((at = gr_get(node, "minLength")) != NULL)
         b->length_min = count_of(s, at, "minLength");
-    if ((at = get(node, "maxLength")) != NULL)
+    if ((at = gr_get(node, "maxLength")) != NULL)
         b->length_max = count_of(s, at, "maxLength");
     if (b->length_min > b->length_max)
         b->types &= (uint8_t)~T_STRING;
-    if ((at = get(node, "pattern")) != NULL) {
+    if ((at = gr_get(node, "pattern")) != NULL) {
         expect_kind(s, at, BASE_JSON_STRING, "pattern");
         pointer_of(node, "pattern", pointer);
         string_and(s, b,
                    gr_dfa_regex(s->c, at->text.data, at->text.length, false, "pattern", pointer));
     }
-    if ((at = get(node, "format")) == NULL || at->kind != BASE_JSON_STRING ||
+    if ((at = gr_get(node, "format")) == NULL || at->kind != BASE_JSON_STRING ||
         s->c->options.any_format)
         return;
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
         if (!is(at->text, formats[i].name))
             continue;
         if (formats[i].pattern == NULL)
-            wrong(s, BASE_UNSUPPORTED, node, "format", "%s cannot be enforced", formats[i].name);
+            gr_wrong(s, BASE_UNSUPPORTED, node, "format", "%s cannot be enforced", formats[i].name);
         string_and(s, b,
                    gr_dfa_regex(s->c, formats[i].pattern, strlen(formats[i].pattern), true,
                                 "format", NULL));
@@ -1190,11 +1080,11 @@ static void read_strings(schema *s, const dom *node, bundle *b)
 /* The strings that satisfy a schema: what propertyNames asks. */
 static gr_dfa *names_of(schema *s, dom *node, uint32_t depth)
 {
-    term *t = term_lit(s, node, L_SCHEMA);
+    term *t = gr_term_lit(s, node, L_SCHEMA);
     gr_dfa *all = NULL;
     if (t->count == 0 && !t->never)
         return NULL;
-    const alts *a = t->never ? alts_new(s, 1) : term_open(s, t, depth);
+    const alts *a = t->never ? gr_alts_new(s, 1) : gr_term_open(s, t, depth);
     all = gr_dfa_texts(s->c, NULL, 0);
     for (uint32_t i = 0; i < a->count; i++) {
         const bundle *b = a->data[i];
@@ -1202,7 +1092,7 @@ static gr_dfa *names_of(schema *s, dom *node, uint32_t depth)
             continue;
         gr_dfa *one = b->string;
         if (b->length_min > 0 || b->length_max != GR_INFINITE)
-            one = dfa_and(s, one, gr_dfa_length(s->c, b->length_min, b->length_max));
+            one = gr_dfa_and(s, one, gr_dfa_length(s->c, b->length_min, b->length_max));
         if (one == NULL)
             return NULL;
         all = gr_dfa_op(s->c, all, one, GR_OR);
@@ -1212,24 +1102,25 @@ static gr_dfa *names_of(schema *s, dom *node, uint32_t depth)
 
 static void read_object(schema *s, dom *node, bundle *b, uint32_t depth)
 {
-    dom *properties = get(node, "properties"), *patterns = get(node, "patternProperties");
-    dom *extra = get(node, "additionalProperties"), *required = get(node, "required");
-    dom *property_names = get(node, "propertyNames"), *min = get(node, "minProperties");
-    dom *max = get(node, "maxProperties");
-    dom *unevaluated = get(node, "unevaluatedProperties");
+    dom *properties = gr_get(node, "properties"), *patterns = gr_get(node, "patternProperties");
+    dom *extra = gr_get(node, "additionalProperties"), *required = gr_get(node, "required");
+    dom *property_names = gr_get(node, "propertyNames"), *min = gr_get(node, "minProperties");
+    dom *max = gr_get(node, "maxProperties");
+    dom *unevaluated = gr_get(node, "unevaluatedProperties");
     if (unevaluated != NULL && unevaluated->kind != BASE_JSON_TRUE) {
         static const char *const others[] = {
             "allOf", "anyOf", "oneOf", "not", "if", "$ref", "dependentSchemas", "dependencies"};
         for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-            if (get(node, others[i]) != NULL)
-                wrong(s, BASE_UNSUPPORTED, node, "unevaluatedProperties", "beside %s", others[i]);
+            if (gr_get(node, others[i]) != NULL)
+                gr_wrong(s, BASE_UNSUPPORTED, node, "unevaluatedProperties", "beside %s",
+                         others[i]);
         if (extra == NULL)
             extra = unevaluated;
     }
     if (properties == NULL && patterns == NULL && extra == NULL && required == NULL &&
         property_names == NULL && min == NULL && max == NULL)
         return;
-    object *o = object_any(s);
+    object *o = gr_object_any(s);
     uint32_t capacity = 0;
     if (properties != NULL) {
         expect_kind(s, properties, BASE_JSON_OBJECT_BEGIN, "properties");
@@ -1240,11 +1131,11 @@ static void read_object(schema *s, dom *node, bundle *b, uint32_t depth)
         capacity += required->last == NULL ? 0 : required->last->index + 1;
     else if (required != NULL && required->kind != BASE_JSON_TRUE &&
              required->kind != BASE_JSON_FALSE) /* a flag in draft 3, which says nothing here */
-        wrong(s, BASE_INVALID, node, "required", "must be an array");
+        gr_wrong(s, BASE_INVALID, node, "required", "must be an array");
     o->members = gr_alloc(s->c, capacity, sizeof *o->members);
 
     /* Names are cut into classes by the patterns; no pattern: additionalProperties. */
-    term *rest = extra == NULL ? s->always : term_lit(s, extra, L_SCHEMA);
+    term *rest = extra == NULL ? s->always : gr_term_lit(s, extra, L_SCHEMA);
     if (patterns != NULL)
         expect_kind(s, patterns, BASE_JSON_OBJECT_BEGIN, "patternProperties");
     typedef struct cut {
@@ -1258,17 +1149,17 @@ static void read_object(schema *s, dom *node, bundle *b, uint32_t depth)
         pointer_of(node, "patternProperties", pointer);
         gr_dfa *set =
             gr_dfa_regex(s->c, p->key.data, p->key.length, false, "patternProperties", pointer);
-        term *value = term_lit(s, p, L_SCHEMA);
+        term *value = gr_term_lit(s, p, L_SCHEMA);
         for (uint32_t i = 0, n = cuts; i < n; i++) {
-            gr_dfa *in = dfa_and(s, all[i].set, set);
+            gr_dfa *in = gr_dfa_and(s, all[i].set, set);
             gr_dfa *out =
                 gr_dfa_op(s->c, all[i].set == NULL ? gr_dfa_all(s->c) : all[i].set, set, GR_MINUS);
-            term *both = all[i].value == NULL ? value : term_and(s, all[i].value, value);
+            term *both = all[i].value == NULL ? value : gr_term_and(s, all[i].value, value);
             if (in->count == 0)
                 continue;
             if (out->count > 0) {
                 if (cuts == 64)
-                    wrong(s, BASE_UNSUPPORTED, node, "patternProperties", "too many overlap");
+                    gr_wrong(s, BASE_UNSUPPORTED, node, "patternProperties", "too many overlap");
                 all[cuts++] = (cut){out, all[i].value};
             }
             all[i] = (cut){in, both};
@@ -1278,15 +1169,15 @@ static void read_object(schema *s, dom *node, bundle *b, uint32_t depth)
     o->classes = gr_alloc(s->c, cuts, sizeof *o->classes);
     o->class_count = 0;
     for (uint32_t i = 0; i < cuts; i++) {
-        gr_dfa *set = dfa_and(s, all[i].set, allowed);
+        gr_dfa *set = gr_dfa_and(s, all[i].set, allowed);
         if (set == NULL || set->count > 0)
             o->classes[o->class_count++] = (names){set, all[i].value == NULL ? rest : all[i].value};
     }
     for (dom *p = properties == NULL ? NULL : properties->first; p != NULL; p = p->next) {
-        term *value = term_lit(s, p, L_SCHEMA);
+        term *value = gr_term_lit(s, p, L_SCHEMA);
         for (uint32_t i = 0; i < cuts; i++)
             if (all[i].value != NULL && gr_dfa_has(all[i].set, p->key.data, p->key.length))
-                value = term_and(s, value, all[i].value);
+                value = gr_term_and(s, value, all[i].value);
         if (allowed != NULL && !gr_dfa_has(allowed, p->key.data, p->key.length))
             value = s->never;
         member *old = member_find(o, p->key);
@@ -1317,12 +1208,12 @@ static void read_object(schema *s, dom *node, bundle *b, uint32_t depth)
 
 static void read_array(schema *s, dom *node, bundle *b)
 {
-    dom *prefix = get(node, "prefixItems"), *items = get(node, "items");
-    dom *extra = get(node, "additionalItems"), *contains = get(node, "contains");
-    dom *min = get(node, "minItems"), *max = get(node, "maxItems");
-    dom *unique = get(node, "uniqueItems"), *unevaluated = get(node, "unevaluatedItems");
-    dom *contains_min = get(node, "minContains"), *contains_max = get(node, "maxContains");
-    array *a = array_any(s);
+    dom *prefix = gr_get(node, "prefixItems"), *items = gr_get(node, "items");
+    dom *extra = gr_get(node, "additionalItems"), *contains = gr_get(node, "contains");
+    dom *min = gr_get(node, "minItems"), *max = gr_get(node, "maxItems");
+    dom *unique = gr_get(node, "uniqueItems"), *unevaluated = gr_get(node, "unevaluatedItems");
+    dom *contains_min = gr_get(node, "minContains"), *contains_max = gr_get(node, "maxContains");
+    array *a = gr_array_any(s);
     if (prefix == NULL && items != NULL && items->kind == BASE_JSON_ARRAY_BEGIN) {
         prefix = items;
         items = extra;
@@ -1331,8 +1222,8 @@ static void read_array(schema *s, dom *node, bundle *b)
         static const char *const others[] = {"allOf", "anyOf", "oneOf",   "not",
                                              "if",    "$ref",  "contains"};
         for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-            if (get(node, others[i]) != NULL)
-                wrong(s, BASE_UNSUPPORTED, node, "unevaluatedItems", "beside %s", others[i]);
+            if (gr_get(node, others[i]) != NULL)
+                gr_wrong(s, BASE_UNSUPPORTED, node, "unevaluatedItems", "beside %s", others[i]);
         if (items == NULL)
             items = unevaluated;
     }
@@ -1341,19 +1232,19 @@ static void read_array(schema *s, dom *node, bundle *b)
         a->prefix =
             gr_alloc(s->c, prefix->last == NULL ? 0 : prefix->last->index + 1, sizeof *a->prefix);
         for (dom *p = prefix->first; p != NULL; p = p->next)
-            a->prefix[a->count++] = term_lit(s, p, L_SCHEMA);
+            a->prefix[a->count++] = gr_term_lit(s, p, L_SCHEMA);
     }
     if (items != NULL)
-        a->rest = term_lit(s, items, L_SCHEMA);
+        a->rest = gr_term_lit(s, items, L_SCHEMA);
     a->min = min == NULL ? 0 : count_of(s, min, "minItems");
     a->max = max == NULL ? GR_INFINITE : count_of(s, max, "maxItems");
     a->unique = unique != NULL && unique->kind == BASE_JSON_TRUE;
     if (contains != NULL) {
         a->contains_min = contains_min == NULL ? 1 : count_of(s, contains_min, "minContains");
         if (contains_max != NULL)
-            wrong(s, BASE_UNSUPPORTED, node, "maxContains", "cannot be enforced");
+            gr_wrong(s, BASE_UNSUPPORTED, node, "maxContains", "cannot be enforced");
         if (a->contains_min > 0)
-            a->contains = term_lit(s, contains, L_SCHEMA);
+            a->contains = gr_term_lit(s, contains, L_SCHEMA);
     }
     if (a->min > a->max)
         b->types &= (uint8_t)~T_ARRAY;
@@ -1384,27 +1275,27 @@ static bundle *value_bundle(schema *s, dom *node)
         break;
     case BASE_JSON_ARRAY_BEGIN:
         b->types = T_ARRAY;
-        b->array = array_any(s);
+        b->array = gr_array_any(s);
         b->array->rest = s->never;
         b->array->count = node->last == NULL ? 0 : node->last->index + 1;
         b->array->min = b->array->max = b->array->count;
         b->array->prefix = gr_alloc(s->c, b->array->count, sizeof *b->array->prefix);
         for (dom *k = node->first; k != NULL; k = k->next)
-            b->array->prefix[k->index] = term_lit(s, k, L_VALUE);
+            b->array->prefix[k->index] = gr_term_lit(s, k, L_VALUE);
         break;
     default:
         b->types = T_OBJECT;
-        b->object = object_any(s);
+        b->object = gr_object_any(s);
         b->object->classes[0].value = s->never;
         b->object->members =
             gr_alloc(s->c, node->last == NULL ? 0 : node->last->index + 1, sizeof(member));
         for (dom *k = node->first; k != NULL; k = k->next) {
             member *old = member_find(b->object, k->key);
             if (old != NULL)
-                old->value = term_lit(s, k, L_VALUE);
+                old->value = gr_term_lit(s, k, L_VALUE);
             else
                 b->object->members[b->object->count++] =
-                    (member){k->key, term_lit(s, k, L_VALUE), true};
+                    (member){k->key, gr_term_lit(s, k, L_VALUE), true};
         }
         break;
     }
@@ -1414,7 +1305,7 @@ static bundle *value_bundle(schema *s, dom *node)
 static alts *values_open(schema *s, dom *list)
 {
     uint32_t count = list->last == NULL ? 0 : list->last->index + 1, texts = 0;
-    alts *a = alts_new(s, count + 1);
+    alts *a = gr_alts_new(s, count + 1);
     bundle *plain = bundle_any(s, 0);
     gr_text *strings = gr_alloc(s->c, count, sizeof *strings);
     for (dom *k = list->first; k != NULL; k = k->next) {
@@ -1445,7 +1336,7 @@ static alts *schema_open(schema *s, dom *node, uint32_t depth);
 
 static alts *any_of(schema *s, dom *node, dom *list, const char *keyword, uint32_t depth)
 {
-    alts *a = alts_new(s, ALTERNATIVES_MAX);
+    alts *a = gr_alts_new(s, ALTERNATIVES_MAX);
     expect_kind(s, list, BASE_JSON_ARRAY_BEGIN, keyword);
     for (dom *k = list->first; k != NULL; k = k->next) {
         alts *one = schema_open(s, k, depth + 1);
@@ -1460,7 +1351,7 @@ static alts *one_of(schema *s, dom *node, dom *list, const alts *outer, uint32_t
     expect_kind(s, list, BASE_JSON_ARRAY_BEGIN, "oneOf");
     uint32_t n = list->last == NULL ? 0 : list->last->index + 1;
     alts **each = gr_alloc(s->c, n, sizeof *each);
-    alts *all = alts_new(s, ALTERNATIVES_MAX);
+    alts *all = gr_alts_new(s, ALTERNATIVES_MAX);
     for (dom *k = list->first; k != NULL; k = k->next)
         each[k->index] = alts_and(s, outer, schema_open(s, k, depth + 1), node);
     for (uint32_t i = 0; i < n; i++) {
@@ -1476,7 +1367,7 @@ static alts *one_of(schema *s, dom *node, dom *list, const alts *outer, uint32_t
 
 static alts *alts_one(schema *s, bundle *b)
 {
-    alts *a = alts_new(s, 1);
+    alts *a = gr_alts_new(s, 1);
     if (b->types != 0)
         a->data[a->count++] = b;
     return a;
@@ -1486,7 +1377,7 @@ static alts *alts_one(schema *s, bundle *b)
 static alts *dependent(schema *s, dom *node, dom *d, uint32_t depth)
 {
     alts *with, *without = alts_one(s, with_member(s, d->key, s->never, false));
-    alt_add(s, without = alts_or(s, without, alts_new(s, 0)), bundle_any(s, T_ALL & ~T_OBJECT),
+    alt_add(s, without = alts_or(s, without, gr_alts_new(s, 0)), bundle_any(s, T_ALL & ~T_OBJECT),
             node, "dependentRequired");
     if (d->kind == BASE_JSON_ARRAY_BEGIN || d->kind == BASE_JSON_STRING) {
         dom *one = d->kind == BASE_JSON_STRING ? d : d->first;
@@ -1508,24 +1399,24 @@ static alts *schema_read(schema *s, dom *node, uint32_t depth)
     if (node->kind == BASE_JSON_TRUE)
         return alts_one(s, bundle_any(s, T_ALL));
     if (node->kind == BASE_JSON_FALSE)
-        return alts_new(s, 1);
+        return gr_alts_new(s, 1);
     if (node->kind != BASE_JSON_OBJECT_BEGIN)
-        wrong(s, BASE_INVALID, node, NULL, "is neither an object nor a boolean");
+        gr_wrong(s, BASE_INVALID, node, NULL, "is neither an object nor a boolean");
     alts *all = alts_one(s, bundle_any(s, T_ALL));
-    if ((at = get(node, "$ref")) != NULL && at->kind == BASE_JSON_STRING) {
-        dom *to = resolve(s, node, at);
+    if ((at = gr_get(node, "$ref")) != NULL && at->kind == BASE_JSON_STRING) {
+        dom *to = gr_resolve(s, node, at);
         if (to->opening)
-            wrong(s, BASE_INVALID, node, "$ref", "%.*s leads back here without a value between",
-                  (int)at->text.length, at->text.data);
+            gr_wrong(s, BASE_INVALID, node, "$ref", "%.*s leads back here without a value between",
+                     (int)at->text.length, at->text.data);
         all = schema_open(s, to, depth + 1);
         if (s->draft <= 7)
             return all;
     }
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
-        if (get(node, refused[i]) != NULL && (i < 2 || s->draft < 4))
-            wrong(s, BASE_UNSUPPORTED, node, refused[i], "cannot be enforced");
+        if (gr_get(node, refused[i]) != NULL && (i < 2 || s->draft < 4))
+            gr_wrong(s, BASE_UNSUPPORTED, node, refused[i], "cannot be enforced");
     bundle *b = bundle_any(s, T_ALL);
-    if ((at = get(node, "type")) != NULL)
+    if ((at = gr_get(node, "type")) != NULL)
         read_type(s, node, b, at);
     read_numbers(s, node, b);
     read_strings(s, node, b);
@@ -1534,30 +1425,30 @@ static alts *schema_read(schema *s, dom *node, uint32_t depth)
                                               "minItems",        "maxItems", "uniqueItems",
                                               "unevaluatedItems"};
     for (size_t i = 0; i < sizeof array_words / sizeof *array_words && b->array == NULL; i++)
-        if (get(node, array_words[i]) != NULL)
+        if (gr_get(node, array_words[i]) != NULL)
             read_array(s, node, b);
     all = alts_and(s, all, alts_one(s, b), node);
-    if ((at = get(node, "enum")) != NULL) {
+    if ((at = gr_get(node, "enum")) != NULL) {
         expect_kind(s, at, BASE_JSON_ARRAY_BEGIN, "enum");
         all = alts_and(s, all, values_open(s, at), node);
     }
-    if ((at = get(node, "const")) != NULL)
+    if ((at = gr_get(node, "const")) != NULL)
         all = alts_and(s, all, alts_one(s, value_bundle(s, at)), node);
-    if ((at = get(node, "allOf")) != NULL) {
+    if ((at = gr_get(node, "allOf")) != NULL) {
         expect_kind(s, at, BASE_JSON_ARRAY_BEGIN, "allOf");
         for (dom *k = at->first; k != NULL; k = k->next)
             all = alts_and(s, all, schema_open(s, k, depth + 1), node);
     }
-    if ((at = get(node, "anyOf")) != NULL)
+    if ((at = gr_get(node, "anyOf")) != NULL)
         all = alts_and(s, all, any_of(s, node, at, "anyOf", depth), node);
     static const char *const dependencies[] = {"dependentRequired", "dependentSchemas",
                                                "dependencies"};
     for (size_t i = 0; i < 3; i++)
-        if ((at = get(node, dependencies[i])) != NULL && at->kind == BASE_JSON_OBJECT_BEGIN)
+        if ((at = gr_get(node, dependencies[i])) != NULL && at->kind == BASE_JSON_OBJECT_BEGIN)
             for (dom *k = at->first; k != NULL; k = k->next)
                 all = alts_and(s, all, dependent(s, node, k, depth), node);
-    if ((at = get(node, "if")) != NULL) {
-        dom *then = get(node, "then"), *otherwise = get(node, "else");
+    if ((at = gr_get(node, "if")) != NULL) {
+        dom *then = gr_get(node, "then"), *otherwise = gr_get(node, "else");
         if (then != NULL || otherwise != NULL) {
             alts *condition = schema_open(s, at, depth + 1);
             alts *yes = then == NULL
@@ -1569,9 +1460,9 @@ static alts *schema_read(schema *s, dom *node, uint32_t depth)
             all = alts_and(s, all, alts_or(s, yes, no), node);
         }
     }
-    if ((at = get(node, "not")) != NULL)
+    if ((at = gr_get(node, "not")) != NULL)
         all = alts_and(s, all, alts_not(s, schema_open(s, at, depth + 1), node, "not"), node);
-    if ((at = get(node, "oneOf")) != NULL)
+    if ((at = gr_get(node, "oneOf")) != NULL)
         all = one_of(s, node, at, all, depth);
     return all;
 }
@@ -1581,10 +1472,11 @@ static alts *schema_open(schema *s, dom *node, uint32_t depth)
     if (node->open[L_SCHEMA] != NULL)
         return node->open[L_SCHEMA];
     if (node->opening)
-        wrong(s, BASE_INVALID, node, "$ref", "the schema contains itself without a value between");
+        gr_wrong(s, BASE_INVALID, node, "$ref",
+                 "the schema contains itself without a value between");
     if (depth > EXPAND_MAX)
-        wrong(s, BASE_TOO_LONG, node, NULL, "more than %u applicators inside each other",
-              EXPAND_MAX);
+        gr_wrong(s, BASE_TOO_LONG, node, NULL, "more than %u applicators inside each other",
+                 EXPAND_MAX);
     node->opening = true;
     alts *a = schema_read(s, node, depth);
     node->opening = false;
@@ -1592,7 +1484,7 @@ static alts *schema_open(schema *s, dom *node, uint32_t depth)
     return a;
 }
 
-static alts *term_open(schema *s, term *t, uint32_t depth)
+alts *gr_term_open(schema *s, term *t, uint32_t depth)
 {
     if (t->open != NULL)
         return t->open;
@@ -1617,332 +1509,14 @@ static alts *term_open(schema *s, term *t, uint32_t depth)
 
 /* ---- into the graph ---- */
 
-static uint32_t rule_of(schema *s, term *t)
+schema *gr_schema_begin(gr_compile *c, const char *text, size_t length)
 {
-    if (t->rule == 0) {
-        t->rule = gr_rule_add(s->c) + 1;
-        s->c->g->rules.data[t->rule - 1].start = GR_NONE;
-        *s->queue_end = t;
-        s->queue_end = &t->queued;
-    }
-    return t->rule - 1;
-}
-
-/* An optional blank, or what the options say, before `next`. `separator`: behind ':' or ','. */
-static uint32_t space(schema *s, bool separator, uint32_t next)
-{
-    gr_compile *c = s->c;
-    if (c->options.space == ENG_GRAMMAR_SPACE_COMPACT ||
-        (c->options.space == ENG_GRAMMAR_SPACE_SINGLE && !separator))
-        return next;
-    uint32_t blanks = c->options.space == ENG_GRAMMAR_SPACE_SINGLE ? 1 : 24, at = next;
-    for (uint32_t i = 0; i < blanks; i++) {
-        uint32_t byte = gr_bytes_add(c, &(gr_edge){' ', ' ', at}, 1);
-        at = gr_fork_add(c, (uint32_t[]){byte, next}, 2);
-    }
-    if (blanks == 1)
-        return at;
-    uint32_t line = gr_bytes_add(c, &(gr_edge){'\n', '\n', at}, 1);
-    return gr_fork_add(c, (uint32_t[]){line, at}, 2);
-}
-
-static uint32_t lower_number(schema *s, const bundle *b)
-{
-    gr_compile *c = s->c;
-    gr_dfa *set = b->number;
-    if (c->options.any_number) {
-        if (set == NULL)
-            set = regex(s, &s->plain_number, "-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]+)?");
-        return gr_dfa_lower(c, set, false, s->ret);
-    }
-    if (set == NULL)
-        return gr_dfa_lower(c,
-                            regex(s, &s->plain_number,
-                                  "-?(0|[1-9][0-9]{0,14})(\\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2})?"),
-                            false, s->ret);
-    /* One way to write each number: an integer has no fraction. */
-    gr_dfa *once = regex(s, &s->canonical_number,
-                         "0|-?[1-9][0-9]{0,17}|-?(0|[1-9][0-9]{0,14})\\.[0-9]{0,14}[1-9]");
-    gr_dfa *kept = gr_dfa_op(c, set, once, GR_AND);
-    return gr_dfa_lower(c, kept->count > 0 ? kept : set, false, s->ret);
-}
-
-static uint32_t lower_string(schema *s, const bundle *b)
-{
-    gr_compile *c = s->c;
-    uint32_t end;
-    if (b->string != NULL) {
-        gr_dfa *set = b->string;
-        if (b->length_min > 0 || b->length_max != GR_INFINITE)
-            set = dfa_and(s, set, gr_dfa_length(c, b->length_min, b->length_max));
-        end = gr_literal(c, "\"", 1, s->ret);
-        return gr_literal(c, "\"", 1, gr_dfa_lower(c, set, true, end));
-    }
-    uint32_t chars = gr_node_add(c, GR_BYTES, 0, 0, 0);
-    if (b->length_min == 0 && b->length_max == GR_INFINITE) {
-        gr_string_char(c, chars, chars, s->ret);
-        return gr_literal(c, "\"", 1, chars);
-    }
-    *gr_push(c, &c->g->lengths) = (gr_length){b->length_min, b->length_max};
-    uint32_t guard = c->g->lengths.count - 1;
-    uint32_t fork = gr_node_add(c, GR_FORK, 0, 0, 0);
-    end = gr_node_add(c, GR_STRING_END, guard, 0, gr_literal(c, "\"", 1, s->ret));
-    uint32_t one = gr_node_add(c, GR_CHAR, guard, 0, chars);
-    gr_fork_set(c, fork, (uint32_t[]){one, end}, 2);
-    gr_string_char(c, chars, fork, GR_NONE);
-    c->g->nodes.data[chars].c = guard + 1;
-    uint32_t rule = gr_rule_add(c), start = gr_literal(c, "\"", 1, fork);
-    c->g->rules.data[rule].start = start;
-    return gr_node_add(c, GR_CALL, rule, s->ret, 0);
-}
-
-static uint32_t lower_object(schema *s, const object *o)
-{
-    gr_compile *c = s->c;
-    uint32_t count = 0, index = c->g->objects.count;
-    uint32_t *rules = gr_alloc(c, o->count, sizeof *rules);
-    member **kept = gr_alloc(c, o->count, sizeof *kept);
-    gr_text *declared = gr_alloc(c, o->count, sizeof *declared);
-    uint32_t class_count = 0;
-    for (uint32_t i = 0; i < o->count; i++) {
-        declared[i] = o->members[i].name;
-        if (o->members[i].value->never)
-            continue;
-        kept[count] = &o->members[i];
-        rules[count++] = rule_of(s, o->members[i].value);
-    }
-    *gr_push(c, &c->g->objects) = (gr_object){0};
-    uint32_t node_end = gr_literal(c, "}", 1, s->ret);
-    uint32_t end = gr_node_add(c, GR_OBJECT_END, index, 0, space(s, false, node_end));
-    uint32_t choose = gr_node_add(c, GR_FORK, 0, 0, 0);
-    uint32_t comma = gr_literal(c, ",", 1, space(s, true, choose));
-    comma = gr_node_add(c, GR_MORE, index, 0, space(s, false, comma));
-    uint32_t after = gr_fork_add(c, (uint32_t[]){comma, end}, 2);
-    uint32_t *ways = gr_alloc(c, count + o->class_count, sizeof *ways);
-    base_buf name;
-    base_buf_init(&name, 0);
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t at = gr_node_add(c, GR_CALL, rules[i], after, 0);
-        at = gr_literal(c, ":", 1, space(s, true, at));
-        at = space(s, false, at);
-        base_buf_clear(&name);
-        base_buf_json_string(&name, kept[i]->name.data, kept[i]->name.length);
-        /* The buffer must not outlive a longjmp, so its bytes move to the arena first. */
-        char *copy = name.failed ? NULL : base_arena_copy(c->arena, name.data, name.length);
-        size_t length = name.length;
-        base_buf_deinit(&name);
-        base_buf_init(&name, 0);
-        if (copy == NULL)
-            gr_fail(c, BASE_NOMEM, NULL, "no memory for a grammar");
-        bool plain = true;
-        for (size_t k = 0; k < kept[i]->name.length; k++)
-            plain = plain && (uint8_t)kept[i]->name.data[k] >= 0x20;
-        if (plain)
-            at = gr_literal(c, copy, length, at);
-        else /* a control has two spellings */
-            at = gr_literal(c, "\"", 1,
-                            gr_dfa_lower(c, gr_dfa_texts(c, &kept[i]->name, 1), true,
-                                         gr_literal(c, "\"", 1, at)));
-        ways[i] = gr_node_add(c, GR_KEY, index, i, at);
-    }
-    uint32_t way_count = count;
-    gr_dfa *others = o->count == 0 ? NULL : gr_dfa_texts(c, declared, o->count);
-    for (uint32_t i = 0; i < o->class_count; i++) {
-        if (o->classes[i].value->never)
-            continue;
-        gr_dfa *set = o->classes[i].set;
-        if (others != NULL)
-            set = gr_dfa_op(c, set == NULL ? gr_dfa_all(c) : set, others, GR_MINUS);
-        if (set != NULL && set->count == 0)
-            continue;
-        uint32_t at = gr_node_add(c, GR_CALL, rule_of(s, o->classes[i].value), after, 0);
-        at = gr_literal(c, ":", 1, space(s, true, at));
-        at = space(s, false, at);
-        if (set == NULL) {
-            uint32_t chars = gr_node_add(c, GR_BYTES, 0, 0, 0);
-            gr_string_char(c, chars, chars, at);
-            at = gr_literal(c, "\"", 1, chars);
-        } else {
-            at = gr_literal(c, "\"", 1, gr_dfa_lower(c, set, true, gr_literal(c, "\"", 1, at)));
-        }
-        ways[way_count++] = gr_node_add(c, GR_EXTRA, index, 0, at);
-        class_count++;
-    }
-    gr_fork_set(c, choose, ways, way_count);
-    uint32_t begin = gr_fork_add(c, (uint32_t[]){choose, end}, 2);
-    begin = gr_literal(c, "{", 1, space(s, false, begin));
-    gr_object out = {.members = count, .min = o->min, .max = o->max};
-    out.extras = class_count > 0;
-    out.ordered = !c->options.any_order && count > 0;
-    out.counted = o->min > 0 || o->max != GR_INFINITE;
-    out.words = count == 0 ? 0 : (count + 64) / 64;
-    out.required = c->g->bits.count;
-    for (uint32_t i = 0; i < out.words; i++)
-        *gr_push(c, &c->g->bits) = 0;
-    for (uint32_t i = 0; i < count; i++)
-        if (kept[i]->required)
-            c->g->bits.data[out.required + i / 64] |= (uint64_t)1 << i % 64;
-    out.rules = c->g->lists.count;
-    for (uint32_t i = 0; i < count; i++)
-        *gr_push(c, &c->g->lists) = rules[i];
-    if (!out.extras && o->min > count)
-        return GR_NONE;
-    c->g->objects.data[index] = out;
-    uint32_t rule = gr_rule_add(c);
-    c->g->rules.data[rule].start = begin;
-    c->g->rules.data[rule].words = out.words;
-    return gr_node_add(c, GR_CALL, rule, s->ret, 0);
-}
-
-/* The values of a term that has few; false if it may have more. */
-static bool few_values(schema *s, term *t, dom **out, uint32_t *count)
-{
-    *count = 0;
-    if (t->count != 1 || t->lits[0].kind != L_SCHEMA)
-        return false;
-    dom *node = t->lits[0].node, *list;
-    for (uint32_t i = 0; (list = get(node, "$ref")) != NULL && list->kind == BASE_JSON_STRING;
-         i++) {
-        if (i == 16)
-            return false;
-        node = resolve(s, node, list);
-    }
-    list = get(node, "enum");
-    if (list == NULL || list->kind != BASE_JSON_ARRAY_BEGIN)
-        return false;
-    for (dom *k = list->first; k != NULL; k = k->next) {
-        if (*count == UNIQUE_MAX || (k->kind != BASE_JSON_STRING && k->kind != BASE_JSON_NULL &&
-                                     k->kind != BASE_JSON_TRUE && k->kind != BASE_JSON_FALSE))
-            return false;
-        bool twice = false;
-        for (uint32_t i = 0; i < *count; i++)
-            twice = twice || (out[i]->kind == k->kind && same(out[i]->text, k->text));
-        if (!twice)
-            out[(*count)++] = k;
-    }
-    return true;
-}
-
-static uint32_t lower_array(schema *s, const array *a, const dom *at)
-{
-    gr_compile *c = s->c;
-    uint32_t index = c->g->arrays.count, min = a->min, max = a->max, count = a->count;
-    if (a->rest->never)
-        max = least(max, count);
-    for (uint32_t i = 0; i < count; i++)
-        if (a->prefix[i]->never)
-            max = least(max, i);
-    bool unique = a->unique && max > 1;
-    dom *values[UNIQUE_MAX];
-    uint32_t value_count = 0;
-    if (unique &&
-        (count > 0 || a->contains != NULL || !few_values(s, a->rest, values, &value_count)))
-        wrong(s, BASE_UNSUPPORTED, at, "uniqueItems", "the items are no small enum");
-    if (unique)
-        max = least(max, value_count);
-    if (min > max)
-        return GR_NONE;
-    *gr_push(c, &c->g->arrays) = (gr_array){0};
-    gr_array out = {.min = min, .max = max, .prefix = count, .contains = a->contains_min};
-    if (a->contains == NULL)
-        out.contains = 0;
-    out.saturate = max == GR_INFINITE ? most(min, count) : max;
-    uint32_t *rules = gr_alloc(c, count + 1, sizeof *rules);
-    for (uint32_t i = 0; i <= count; i++)
-        rules[i] = rule_of(s, i < count ? a->prefix[i] : a->rest);
-    uint32_t end = gr_literal(c, "]", 1, s->ret);
-    end = gr_node_add(c, GR_ARRAY_END, index, 0, space(s, false, end));
-    uint32_t choose = gr_node_add(c, GR_FORK, 0, 0, 0);
-    uint32_t comma = gr_literal(c, ",", 1, space(s, true, choose));
-    comma = gr_node_add(c, GR_MORE_ITEMS, index, 0, space(s, false, comma));
-    uint32_t after = gr_fork_add(c, (uint32_t[]){comma, end}, 2);
-    uint32_t way_count = 0;
-    uint32_t *ways = gr_alloc(c, 2 * (size_t)count + 2 + value_count, sizeof *ways);
-    for (uint32_t i = 0; i <= count; i++)
-        for (uint32_t k = 0; k < (out.contains > 0 ? 2 : unique ? value_count : 1); k++) {
-            term *t = i < count ? a->prefix[i] : a->rest;
-            if (t->never)
-                continue;
-            if (unique)
-                t = term_and(s, t, term_lit(s, values[k], L_VALUE));
-            else if (k == 1)
-                t = term_and(s, t, a->contains);
-            uint32_t rule = rule_of(s, t);
-            if (out.contains > 0 && k == 1)
-                out.contains_rule = rule;
-            *gr_push(c, &c->g->items) =
-                (gr_item){i < count ? i : GR_INFINITE, unique ? k : GR_INFINITE, !unique && k == 1};
-            uint32_t next = gr_node_add(c, GR_CALL, rule, after, 0);
-            ways[way_count++] = gr_node_add(c, GR_ITEM, index, c->g->items.count - 1, next);
-        }
-    gr_fork_set(c, choose, ways, way_count);
-    uint32_t begin = gr_fork_add(c, (uint32_t[]){choose, end}, 2);
-    begin = gr_literal(c, "[" /* ] */, 1, space(s, false, begin));
-    out.rules = c->g->lists.count;
-    for (uint32_t i = 0; i <= count; i++)
-        *gr_push(c, &c->g->lists) = rules[i];
-    c->g->arrays.data[index] = out;
-    uint32_t rule = gr_rule_add(c);
-    c->g->rules.data[rule].start = begin;
-    c->g->rules.data[rule].words = unique || out.contains > 0;
-    return gr_node_add(c, GR_CALL, rule, s->ret, 0);
-}
-
-static void lower_term(schema *s, term *t)
-{
-    gr_compile *c = s->c;
-    const alts *a = t->never ? alts_new(s, 1) : term_open(s, t, 0);
-    const dom *at = t->count > 0 ? t->lits[0].node : s->root;
-    uint32_t *ways = gr_alloc(c, 7 * (size_t)a->count, sizeof *ways), count = 0;
-    /* Scalars of all alternatives are joined, so that they cost one thread. */
-    uint8_t types = 0;
-    bundle number = {0}, string = {0};
-    bool any_number = false, any_string = false;
-    for (uint32_t i = 0; i < a->count; i++) {
-        const bundle *b = a->data[i];
-        bool lengths = b->length_min > 0 || b->length_max != GR_INFINITE;
-        types |= b->types & (T_NULL | T_TRUE | T_FALSE);
-        any_number = any_number || ((b->types & T_NUMBER) && b->number == NULL);
-        any_string = any_string || ((b->types & T_STRING) && b->string == NULL && !lengths);
-    }
-    for (uint32_t i = 0; i < a->count; i++) {
-        const bundle *b = a->data[i];
-        if ((b->types & T_NUMBER) && !any_number)
-            number.number =
-                number.number == NULL ? b->number : gr_dfa_op(c, number.number, b->number, GR_OR);
-        if ((b->types & T_STRING) && !any_string)
-            ways[count++] = lower_string(s, b);
-        if (b->types & T_OBJECT)
-            ways[count++] = lower_object(s, b->object == NULL ? object_any(s) : b->object);
-        if (b->types & T_ARRAY)
-            ways[count++] = lower_array(s, b->array == NULL ? array_any(s) : b->array, at);
-    }
-    uint32_t *more = gr_alloc(c, count + 5, sizeof *more);
-    memcpy(more, ways, count * sizeof *more);
-    string.length_max = GR_INFINITE;
-    if (any_string)
-        more[count++] = lower_string(s, &string);
-    if (any_number || number.number != NULL)
-        more[count++] = lower_number(s, &number);
-    if (types & T_NULL)
-        more[count++] = gr_literal(c, "null", 4, s->ret);
-    if (types & T_TRUE)
-        more[count++] = gr_literal(c, "true", 4, s->ret);
-    if (types & T_FALSE)
-        more[count++] = gr_literal(c, "false", 5, s->ret);
-    uint32_t start = gr_fork_add(c, more, count);
-    c->g->rules.data[t->rule - 1].start = start;
-}
-
-static uint32_t schema_body(gr_compile *c, void *context)
-{
-    const gr_text *text = context;
     schema *s = gr_alloc(c, 1, sizeof *s);
     s->c = c;
     s->queue_end = &s->queue;
-    s->root = parse(s, text->data, text->length);
+    s->root = parse(s, text, length);
     s->draft = c->options.draft == 0 ? 2020 : c->options.draft;
-    dom *draft = get(s->root, "$schema");
+    dom *draft = gr_get(s->root, "$schema");
     if (draft != NULL && draft->kind == BASE_JSON_STRING) {
         static const struct {
             const char *part;
@@ -1958,16 +1532,22 @@ static uint32_t schema_body(gr_compile *c, void *context)
     if (draft != NULL && draft->kind == BASE_JSON_STRING &&
         memmem(draft->text.data, draft->text.length, "json-schema.org", 15) == NULL &&
         memmem(draft->text.data, draft->text.length, "http", 4) == draft->text.data)
-        wrong(s, BASE_UNSUPPORTED, s->root, "$schema", "%.*s is not known", (int)draft->text.length,
-              draft->text.data);
+        gr_wrong(s, BASE_UNSUPPORTED, s->root, "$schema", "%.*s is not known",
+                 (int)draft->text.length, draft->text.data);
     find_resources(s);
     s->never = gr_alloc(c, 1, sizeof *s->never);
     s->never->never = true;
     s->always = term_of(s, NULL, 0);
     s->ret = gr_node_add(c, GR_RETURN, 0, 0, 0);
-    uint32_t root = rule_of(s, term_lit(s, s->root, L_SCHEMA));
-    for (term *t = s->queue; t != NULL; t = t->queued)
-        lower_term(s, t);
+    return s;
+}
+
+static uint32_t schema_body(gr_compile *c, void *context)
+{
+    const gr_text *text = context;
+    schema *s = gr_schema_begin(c, text->data, text->length);
+    uint32_t root = gr_rule_of(s, gr_term_lit(s, s->root, L_SCHEMA));
+    gr_lower_queue(s);
     return root;
 }
 
