@@ -65,6 +65,8 @@ typedef struct gw_conf {
     char *cache_policy;                                            /* "value", "lru" */
 
     char *data_path;
+    char *ledger_restore; /* "auto", "linked", "off" */
+    bool ledger_volatile_lines;
     uint32_t ledger_cached_ttl_s, ledger_kept_ttl_s;
     uint64_t ledger_bytes_max, ledger_tenant_bytes_max;
 

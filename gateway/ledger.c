@@ -315,6 +315,7 @@ base_code gw_ledger_open(gw_ledger **out, const gw_ledger_options *options, base
     if (!ledger)
         return base_fail(err, BASE_NOMEM, "no memory for the ledger");
     ledger->lock_fd = -1;
+    ledger->opened_ms = base_wall_ms();
     ledger->options = *options;
     ledger->options.path = strdup(options->path);
     ledger->options.memory_bytes = options->memory_bytes ? options->memory_bytes : MEMORY_BYTES;

@@ -61,7 +61,16 @@ typedef struct gw_digest {
     uint8_t bytes[32];
 } gw_digest;
 
-/* What stands before the first item. Borrowed. */
+/* Whether hidden reasoning is given back to a request that did not send it. */
+typedef enum gw_restore {
+    GW_RESTORE_AUTO,   /* by a minted id, or if it is the only one that fits */
+    GW_RESTORE_LINKED, /* by a minted id only */
+    GW_RESTORE_OFF,    /* never */
+} gw_restore;
+/* False if it is none of auto, linked, off. */
+bool gw_restore_parse(gw_restore *out, const char *text);
+
+/* What stands before the first item, and how to look. Borrowed. */
 typedef struct gw_root {
     int64_t tenant;
     const char *template_id;
@@ -69,24 +78,65 @@ typedef struct gw_root {
     uint32_t tool_count;
     eng_thinking thinking; /* with the model's default filled in */
     eng_text effort;
+    gw_restore restore;
+    bool volatile_lines;      /* look for lines of the system text that change every turn */
+    const eng_engine *engine; /* NULL: texts that begin a run are not looked for */
+    const char *fingerprint;  /* of the weights, NULL if there are none */
+    const char *session;      /* of the client's label: where to look for what changed, if nothing
+                                 of the request is known. NULL: none */
 } gw_root;
+
+/* Why a prompt was not cached as far as its conversation is known. */
+typedef enum gw_miss {
+    GW_MISS_NONE,
+    GW_MISS_NEW,       /* nothing of the conversation is known */
+    GW_MISS_VOLATILE,  /* lines of the system text that change every turn */
+    GW_MISS_TOOLS,     /* other tools */
+    GW_MISS_MODE,      /* other effort or thinking mode */
+    GW_MISS_RESTORED,  /* the client dropped reasoning; it was given back */
+    GW_MISS_AMBIGUOUS, /* several runs fit and nothing links: none was taken */
+    GW_MISS_EDITED,    /* an earlier item, or the system text, is not what it was */
+    GW_MISS_EVICTED,   /* the pages were here and went */
+    GW_MISS_TENANT,    /* another tenant, or another cache_salt */
+    GW_MISS_MODEL,     /* other weights, tokenizer or template */
+    GW_MISS_UNWRITTEN, /* the pages were in memory of an earlier process, not on disk yet */
+    GW_MISS_COUNT,
+} gw_miss;
+const char *gw_miss_name(gw_miss miss); /* "new session"; NULL for none */
+
+/* What a conversation stands behind, to tell what of it changed. 0: not known. */
+typedef struct gw_front {
+    uint64_t tools, mode; /* mode: thinking and effort */
+    uint64_t system;      /* the system text that comes first */
+    uint64_t stable;      /* the same without what changes by itself: dates, times, counters, ids */
+} gw_front;
 
 typedef struct gw_match {
     gw_digest
         *chain; /* [item_count + 1]: the node before item i; the last one is the whole request's */
-    gw_digest *own;    /* [item_count]: the canonical item alone */
+    gw_digest *own; /* [item_count]: the canonical item alone */
+    gw_digest body; /* the node after the last item in the chain of what was said alone: without
+                       tools, mode, effort and the system text in front */
+    gw_front front;
     uint32_t spliced;  /* assistant items that got their tokens */
     uint32_t restored; /* of those, with reasoning that the client did not send */
     uint32_t rendered; /* assistant items without */
-    int32_t last; /* the last item that was found under its own chain, -1: none. All before it is as
-                     it was then */
-    const char *reason; /* of the first assistant item that got no tokens or whose chain had
-                           changed: "ambiguous", "unknown history", "edited history", "prefix
-                           changed"; NULL: all were found */
-    gw_id parent;       /* the turn that generated item `last`, "" if none */
-    gw_id session;      /* and its session */
+    int32_t last; /* the last item that was found under its own chain, -1: none. All before it is
+                     as it was then */
+    gw_miss miss; /* as far as the items tell; the engine's number may say more */
+    /* The turn that generated the last item found, "" if none was; if nothing at all is known, the
+     * newest turn of the client's label: to tell what changed, not to build on. */
+    gw_id parent;
+    gw_id session;               /* its session */
     uint64_t parent_sequence[2]; /* hash of that turn's prompt and run tokens, */
     uint32_t parent_tokens;      /* and their count */
+    uint64_t parent_head[2];     /* the same up to its run, */
+    uint32_t parent_head_tokens;
+    uint32_t parent_seen;  /* and how many tokens of its run were taken, if not all; 0: all */
+    bool parent_guessed;   /* by the label alone */
+    uint64_t parent_space; /* 0: not known */
+    bool parent_earlier;   /* it ended before this process began */
+    bool parent_model;     /* it had other weights than those that serve now */
 } gw_match;
 
 /* For each assistant item that this gateway generated for this tenant and template, sets
@@ -94,24 +144,38 @@ typedef struct gw_match {
  *
  * The rules, in order, for an assistant item under node P with visible part V and reasoning R as
  * sent:
- *  1. R was sent: a run in slot (P, V) whose reasoning equals R. None: what the client edited wins;
- * R is part of the node.
- *  2. R was not sent, the item carries a call id that we minted: the run that minted it, if its
- * visible part is V. This holds under a changed prefix too.
- *  3. R was not sent, and all runs in slot (P, V) have one and the same reasoning (or none): the
- * oldest of them.
- *  4. Several runs differ in reasoning and nothing links: none, reason "ambiguous".
- * A run made under reasoning that a client supplied hangs below a node that holds that reasoning,
- * so a request which did not send it never reaches that slot. Ids are checked against the tenant:
- * others' are unknown.
+ *  1. R was sent: only a run whose reasoning equals R. None: what the client edited wins; R is part
+ *     of the node.
+ *  2. The item carries a call id that we minted: the run that minted it, if its visible part is V.
+ *  3. All runs in slot (P, V) that fit have one and the same reasoning (or none): the oldest.
+ *  4. A later item carries a call id that we minted, so the client holds that turn: the run of V
+ *     among the turns that it continued.
+ *  5. All runs of V after the same body (what was said, without tools, mode, effort and the system
+ *     text in front) have one and the same reasoning: the oldest.
+ *  6. V is text alone and begins what a run after the same body said (the client was interrupted):
+ *     the tokens wholly inside it, of the run that gives most; items[i].rest is what they lack.
+ *     Hidden reasoning comes with them if all such runs have the same and V has at least
+ *     GW_PREFIX_BYTES_MIN bytes, as much to guess as a short answer is.
+ *  7. Several runs differ in reasoning and nothing links: none, GW_MISS_AMBIGUOUS.
+ * Rules 2 and 4 to 6 hold under a changed prefix. With `restore` linked, hidden reasoning comes
+ * back by rules 2 and 4 only; with off, by none. A run made under reasoning that a client supplied
+ * hangs below a node that holds that reasoning, in both chains, so a request which did not send it
+ * never reaches its slot. Ids are checked against the tenant: others' are unknown.
  *
  * A database error costs the splice, never the request: it is logged, and the item counts as
  * unknown. BASE_NOMEM if the arena is full. Thread: any but the writer; blocks on reads. */
 base_code gw_ledger_match(gw_ledger *ledger, gw_match *out, const gw_root *root, eng_item *items,
                           uint32_t item_count, base_arena *arena, base_err *err);
 
-/* True if the prompt begins with the parent turn's prompt and run, token for token. Pure. */
-bool gw_match_continues(const gw_match *match, const int32_t *prompt, uint32_t prompt_count);
+#define GW_PREFIX_BYTES_MIN 16
+
+/* How many tokens of the prompt are the parent turn's, if the prompt begins with that turn's prompt
+ * and run (or the part of it that was taken), token for token; 0 if it does not. Pure. */
+uint32_t gw_match_continues(const gw_match *match, const int32_t *prompt, uint32_t prompt_count);
+/* Where the prompt departs from the parent turn's prompt and run: the count of tokens that are the
+ * same. False if the parent is not on disk. Thread: any but the writer; blocks on reads. */
+bool gw_ledger_departs(gw_ledger *ledger, uint32_t *same, int64_t tenant, const gw_match *match,
+                       const int32_t *prompt, uint32_t prompt_count, base_arena *arena);
 
 /* ---- committing a turn ---- */
 
@@ -122,6 +186,14 @@ typedef enum gw_retention {
 } gw_retention;
 
 typedef enum gw_turn_status { GW_TURN_COMPLETED, GW_TURN_CANCELLED, GW_TURN_FAILED } gw_turn_status;
+
+/* What a turn's cache did. */
+typedef struct gw_cache_note {
+    gw_miss miss;
+    uint32_t lost;     /* tokens that the ledger knew, and that had to be computed */
+    int32_t diff_item; /* the item and the prompt's token where it departs from its parent's; -1: */
+    uint32_t diff_token; /* it does not, or that is not known */
+} gw_cache_note;
 
 /* One turn, by the poster's memory, which stays untouched until `done`. Strings may be NULL where
  * they have no value. */
@@ -148,6 +220,7 @@ typedef struct gw_commit {
     uint32_t added_count;
     const gw_root *root;
     const gw_match *match;
+    gw_cache_note cache;
     const eng_item *items;
     uint32_t item_count;
     eng_item answer; /* text, reasoning and calls as the client got them */
@@ -183,6 +256,7 @@ typedef struct gw_turn_row {
     uint32_t *steps;
     uint32_t step_count;
     eng_usage usage;
+    gw_cache_note cache;
     uint64_t seed;
     int64_t created_ms, ended_ms;
     char *answer; /* JSON of the assistant item, NULL if not kept */

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/num.h"
+
 #define USAGE_TTL_MS_MIN 3600000 /* counts of turns that keep nothing else */
 #define LOCKED_MS 50             /* wait for a lock that was not free for busy_ms */
 
@@ -28,11 +30,23 @@ static void prepare_work(gw_ledger *ledger, gw_work *w, gw_commit *commit)
         gw_node_item(hash, &w->node, parent, &w->own);
     gw_id_set(&run->turn, commit->turn);
     gw_id_set(&run->session, commit->session);
+    uint32_t head = commit->prompt_count - (uint32_t)base_min(commit->lead, commit->prompt_count);
+    gw_sequence_hash(run->head, commit->prompt, head, NULL, 0);
+    run->head_tokens = head;
     gw_sequence_hash(run->sequence, commit->prompt, commit->prompt_count,
                      commit->run + commit->lead, commit->run_count - commit->lead);
     run->sequence_tokens = commit->prompt_count + commit->run_count - commit->lead;
     run->tokens = (int32_t *)commit->run;
     run->token_count = commit->run_count;
+    gw_lineage(hash, &run->lineage, &commit->match->body, &run->visible);
+    gw_under(hash, &run->under, &commit->match->body);
+    if (!commit->match->parent_guessed)
+        run->parent = commit->match->parent;
+    run->front = commit->match->front;
+    run->space = commit->space;
+    snprintf(run->fingerprint, sizeof(run->fingerprint), "%s",
+             commit->root->fingerprint ? commit->root->fingerprint : "");
+    run->ended_ms = commit->ended_ms;
 }
 
 static bool find_or_add_item(gw_db *c, int64_t *id, int64_t tenant, const gw_digest *digest,
@@ -192,6 +206,20 @@ static bool add_run(gw_db *c, int64_t *id, gw_work *w)
         sqlite3_bind_int64(s, 11, run->sequence_tokens);
         sqlite3_bind_int64(s, 12, run->token_count);
         sqlite3_bind_blob64(s, 13, tokens.data, tokens.length, SQLITE_STATIC);
+        if (commit->splice) {
+            sqlite3_bind_int64(s, 14, gw_digest_prefix(&run->lineage));
+            gw_bind_digest(s, 15, &run->lineage);
+            sqlite3_bind_int64(s, 16, gw_digest_prefix(&run->under));
+            gw_bind_digest(s, 17, &run->under);
+        }
+        if (run->parent.text[0])
+            gw_bind_text(s, 18, run->parent.text);
+        sqlite3_bind_blob(s, 19, &run->front, sizeof(run->front), SQLITE_STATIC);
+        sqlite3_bind_blob(s, 20, run->head, sizeof(run->head), SQLITE_STATIC);
+        sqlite3_bind_int64(s, 21, run->head_tokens);
+        sqlite3_bind_int64(s, 22, (int64_t)run->space);
+        gw_bind_text(s, 23, run->fingerprint);
+        sqlite3_bind_int64(s, 24, run->ended_ms);
         ok = gw_db_execute(s);
         *id = sqlite3_last_insert_rowid(c->db);
     }
@@ -226,13 +254,14 @@ static bool find_or_add_session(gw_db *c, int64_t *id, const gw_commit *commit)
     return true;
 }
 
-/* The parent turn, if its prompt and run are on disk and are how this prompt begins. */
+/* The parent turn, if it is on disk; `base` tokens of its prompt and run are how this prompt
+ * begins. */
 static bool find_parent(gw_db *c, int64_t *id, uint32_t *base, const gw_commit *commit)
 {
     const gw_match *match = commit->match;
     *id = 0;
     *base = 0;
-    if (match->last < 0 || !match->parent.text[0])
+    if (match->parent_guessed || !match->parent.text[0])
         return true;
     sqlite3_stmt *s = gw_db_statement(c, GW_SQL_TURN_FIND);
     if (!s)
@@ -242,8 +271,8 @@ static bool find_parent(gw_db *c, int64_t *id, uint32_t *base, const gw_commit *
     sqlite3_bind_int64(s, 3, commit->root->tenant);
     if (!gw_db_scalar(s, id))
         return false;
-    if (*id && gw_match_continues(match, commit->prompt, commit->prompt_count))
-        *base = match->parent_tokens;
+    if (*id && !match->parent_seen)
+        *base = gw_match_continues(match, commit->prompt, commit->prompt_count);
     return true;
 }
 
@@ -292,7 +321,7 @@ static bool add_turn(gw_ledger *ledger, gw_db *c, const gw_work *w, gw_retention
         gw_bind_text(s, 17, commit->fingerprint);
         gw_bind_text(s, 18, commit->numerics);
         gw_bind_text(s, 19, content ? commit->metadata : NULL);
-        gw_bind_text(s, 20, commit->match->reason);
+        gw_bind_text(s, 20, gw_miss_name(commit->cache.miss));
         sqlite3_bind_int64(s, 21, links->base);
         if (content) {
             sqlite3_bind_blob64(s, 22, prompt.data ? prompt.data : "", prompt.length,
@@ -327,6 +356,11 @@ static bool add_turn(gw_ledger *ledger, gw_db *c, const gw_work *w, gw_retention
                            gw_turn_sum(prompt.data, prompt.length, steps.data, steps.length, echo));
         if (content)
             sqlite3_bind_int64(s, 43, (int64_t)commit->space);
+        sqlite3_bind_int64(s, 44, commit->cache.lost);
+        if (commit->cache.diff_item >= 0) {
+            sqlite3_bind_int64(s, 45, commit->cache.diff_item);
+            sqlite3_bind_int64(s, 46, commit->cache.diff_token);
+        }
         ok = gw_db_execute(s);
     }
     base_buf_deinit(&prompt);
@@ -412,11 +446,14 @@ static void remember(gw_ledger *ledger, gw_work *w)
     gw_commit *commit = w->commit;
     if (!commit->splice || commit->run_count == commit->lead || ledger->hash.failed)
         return;
-    gw_id *ids = commit->answer.call_count ? calloc(commit->answer.call_count, sizeof(*ids)) : NULL;
-    for (uint32_t i = 0; ids && i < commit->answer.call_count; i++)
+    uint32_t calls = commit->answer.call_count;
+    gw_id *ids = calloc((size_t)calls + 1, sizeof(*ids));
+    for (uint32_t i = 0; ids && i < calls; i++)
         gw_id_set(&ids[i], commit->answer.calls[i].id.data);
-    w->run.calls = ids;
-    w->run.call_count = ids ? commit->answer.call_count : 0;
+    if (ids)
+        gw_id_set(&ids[calls], commit->turn);
+    w->run.ids = ids;
+    w->run.id_count = ids ? calls + 1 : 0;
     gw_memory_add(ledger->memory, &w->run, w->alone);
     free(ids);
 }

@@ -44,8 +44,10 @@ static const char *const sql_text[GW_SQL_COUNT] = {
     [GW_SQL_RUN_OTHER] = "SELECT 1 FROM runs WHERE slot_key=?1 AND slot=?2 AND digest<>?3 LIMIT 1",
     [GW_SQL_RUN_ADD] =
         "INSERT INTO runs(tenant, template, slot_key, slot, visible, reasoning, digest, turn, "
-        "session, sequence, "
-        "sequence_tokens, token_count, tokens) VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13)",
+        "session, sequence, sequence_tokens, token_count, tokens, lineage_key, lineage, under_key, "
+        "under, parent, front, head, head_tokens, space, fingerprint, ended_ms) "
+        "VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,?23,"
+        "?24)",
     [GW_SQL_CALL_ADD] = "INSERT INTO calls(key, public, run) VALUES(?1, ?2, ?3)",
     [GW_SQL_TURN_FIND] =
         "SELECT id FROM turns WHERE public_key=?1 AND public=?2 AND tenant=?3 AND node IS NOT NULL",
@@ -57,24 +59,35 @@ static const char *const sql_text[GW_SQL_COUNT] = {
         "lead, steps, seed, prompt_tokens, cached_tokens, restored_tokens, output_tokens, "
         "reasoning_tokens, drafted, accepted, "
         "engine_steps, queue_us, prefill_us, ttft_us, decode_us, created_ms, ended_ms, expires_ms, "
-        "echo, sum, space) "
+        "echo, sum, space, lost, diff_item, diff_token) "
         "VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,?23,"
-        "?24,?25,?26,?27,?28,"
-        "?29,?30,?31,?32,?33,?34,?35,?36,?37,?38,?39,?40,?41,?42,"
-        "?43)",
+        "?24,?25,?26,?27,?28,?29,?30,?31,?32,?33,?34,?35,?36,?37,?38,?39,?40,?41,?42,?43,?44,?45,"
+        "?46)",
     [GW_SQL_SLOT] =
         "SELECT " GW_RUN_COLUMNS
         " FROM runs r WHERE r.slot_key=?1 AND r.slot=?2 AND r.tenant=?3 ORDER BY r.id LIMIT ?4",
-    [GW_SQL_CALL] = "SELECT " GW_RUN_COLUMNS
-                    " FROM calls c JOIN runs r ON r.id=c.run WHERE c.key=?1 AND c.public=?2 AND "
-                    "r.tenant=?3 AND r.slot IS NOT NULL",
+    [GW_SQL_LINEAGE] = "SELECT " GW_RUN_COLUMNS " FROM runs r WHERE r.lineage_key=?1 AND "
+                       "r.lineage=?2 AND r.tenant=?3 ORDER BY r.id LIMIT ?4",
+    /* The newest, since a client was interrupted just now. */
+    [GW_SQL_UNDER] = "SELECT " GW_RUN_COLUMNS " FROM runs r WHERE r.under_key=?1 AND r.under=?2 "
+                     "AND r.tenant=?3 ORDER BY r.id DESC LIMIT ?4",
+    /* Of any tenant: the caller tells others' ids from unknown ones, and takes neither. */
+    [GW_SQL_CALL] = "SELECT " GW_RUN_COLUMNS " FROM calls c JOIN runs r ON r.id=c.run "
+                    "WHERE c.key=?1 AND c.public=?2 AND r.slot IS NOT NULL",
+    [GW_SQL_TURN_RUN] = "SELECT " GW_RUN_COLUMNS " FROM turns t JOIN runs r ON r.id=t.run "
+                        "WHERE t.public_key=?1 AND t.public=?2 AND t.tenant=?3 AND r.slot IS NOT "
+                        "NULL",
+    [GW_SQL_LABEL_RUN] =
+        "SELECT " GW_RUN_COLUMNS " FROM sessions s JOIN turns t ON t.session=s.id JOIN runs r ON "
+        "r.id=t.run WHERE s.public_key=?1 AND s.public=?2 AND s.tenant=?3 AND r.slot IS NOT NULL "
+        "ORDER BY t.id DESC LIMIT 1",
     [GW_SQL_TURN_READ] =
         "SELECT t.id, t.public, s.public, p.public, t.status, t.finish, t.retention, t.steps, "
         "t.seed, "
         "t.prompt_tokens, t.cached_tokens, t.restored_tokens, t.output_tokens, t.reasoning_tokens, "
         "t.drafted, "
         "t.accepted, t.engine_steps, t.queue_us, t.prefill_us, t.ttft_us, t.decode_us, "
-        "t.created_ms, t.node, t.ended_ms, t.echo "
+        "t.created_ms, t.node, t.ended_ms, t.echo, t.reason, t.lost, t.diff_item, t.diff_token "
         "FROM turns t LEFT JOIN sessions s ON s.id=t.session LEFT JOIN turns p ON p.id=t.parent "
         "WHERE t.public_key=?1 AND t.public=?2 AND t.tenant=?3",
     [GW_SQL_TURN_UP] =
@@ -124,7 +137,7 @@ static const char *const sql_text[GW_SQL_COUNT] = {
     [GW_SQL_ITEM_DELETE] = "DELETE FROM items WHERE id=?1",
     [GW_SQL_RUN_USED] =
         "SELECT 1 FROM nodes WHERE run=?1 UNION ALL SELECT 1 FROM turns WHERE run=?1 LIMIT 1",
-    [GW_SQL_RUN_SLOT] = "SELECT slot FROM runs WHERE id=?1",
+    [GW_SQL_RUN_KEYS] = "SELECT slot, lineage, under FROM runs WHERE id=?1",
     [GW_SQL_RUN_DELETE] = "DELETE FROM runs WHERE id=?1",
     [GW_SQL_CALLS_DELETE] = "DELETE FROM calls WHERE run=?1",
     [GW_SQL_NATIVE_READ] =
@@ -435,12 +448,17 @@ void gw_sequence_hash(uint64_t out[2], const int32_t *a, uint32_t a_count, const
     out[1] = hash.high64;
 }
 
+static bool column_bytes(sqlite3_stmt *s, int column, void *out, size_t length)
+{
+    if (sqlite3_column_bytes(s, column) != (int)length)
+        return false;
+    memcpy(out, sqlite3_column_blob(s, column), length);
+    return true;
+}
+
 bool gw_column_digest(sqlite3_stmt *s, int column, gw_digest *out)
 {
-    if (sqlite3_column_bytes(s, column) != (int)sizeof(out->bytes))
-        return false;
-    memcpy(out->bytes, sqlite3_column_blob(s, column), sizeof(out->bytes));
-    return true;
+    return column_bytes(s, column, out->bytes, sizeof(out->bytes));
 }
 
 gw_run *gw_column_run(sqlite3_stmt *s, base_arena *arena)
@@ -457,14 +475,25 @@ gw_run *gw_column_run(sqlite3_stmt *s, base_arena *arena)
     bool good = gw_column_digest(s, 3, &run->slot) && gw_column_digest(s, 4, &run->visible) &&
                 (!run->has_reasoning || gw_column_digest(s, 5, &run->reasoning)) &&
                 gw_column_digest(s, 6, &run->tokens_digest) &&
-                sqlite3_column_bytes(s, 9) == (int)sizeof(run->sequence);
+                column_bytes(s, 9, run->sequence, sizeof(run->sequence));
     if (good) {
-        memcpy(run->sequence, sqlite3_column_blob(s, 9), sizeof(run->sequence));
         run->sequence_tokens = (uint32_t)sqlite3_column_int64(s, 10);
         void *tokens;
         good = gw_column_numbers(s, 12, &tokens, &run->token_count, arena) &&
                run->token_count == (uint32_t)sqlite3_column_int64(s, 11);
         run->tokens = tokens;
+    }
+    /* Rows of earlier versions have none of this: they stand in their slot's list only. */
+    if (good && sqlite3_column_type(s, 13) != SQLITE_NULL) {
+        good = gw_column_digest(s, 13, &run->lineage) && gw_column_digest(s, 14, &run->under) &&
+               column_bytes(s, 16, &run->front, sizeof(run->front)) &&
+               column_bytes(s, 17, run->head, sizeof(run->head));
+        gw_id_set(&run->parent, (const char *)sqlite3_column_text(s, 15));
+        run->head_tokens = (uint32_t)sqlite3_column_int64(s, 18);
+        run->space = (uint64_t)sqlite3_column_int64(s, 19);
+        const char *fingerprint = (const char *)sqlite3_column_text(s, 20);
+        snprintf(run->fingerprint, sizeof(run->fingerprint), "%s", fingerprint ? fingerprint : "");
+        run->ended_ms = sqlite3_column_int64(s, 21);
     }
     /* The stored digest covers the tokens: a row that was damaged is never spliced. */
     gw_digest check;

@@ -22,6 +22,8 @@ void gw_hash_begin(gw_hash *hash, const char *kind);
 void gw_hash_part(gw_hash *hash, const void *bytes, size_t length);
 void gw_hash_end(gw_hash *hash, gw_digest *out);
 
+/* Without white space at the ends; never NULL. */
+eng_text gw_text_trim(eng_text text);
 /* Role, text and calls: what a client sees of an item. */
 void gw_item_visible(gw_hash *hash, gw_digest *out, const eng_item *item);
 /* All of it: `visible` and the reasoning that was sent. */
@@ -29,11 +31,22 @@ void gw_item_own(gw_hash *hash, gw_digest *out, const gw_digest *visible, const 
 /* False if there is none: absent, empty and white space are the same. */
 bool gw_item_reasoning(gw_hash *hash, gw_digest *out, eng_text reasoning);
 void gw_item_root(gw_hash *hash, gw_digest *out, const gw_root *root);
+/* The node before the first item of a body. */
+void gw_item_body(gw_hash *hash, gw_digest *out, int64_t tenant);
+/* Items that come before a body: the system text in front. */
+uint32_t gw_item_front_count(const eng_item *items, uint32_t count);
+/* `own`: of the items in front. */
+void gw_item_front(gw_front *out, const gw_root *root, const eng_item *items, const gw_digest *own,
+                   uint32_t count);
 /* Node after an item that was rendered, and after a run. */
 void gw_node_item(gw_hash *hash, gw_digest *out, const gw_digest *parent, const gw_digest *own);
 void gw_node_run(gw_hash *hash, gw_digest *out, const gw_digest *parent, const gw_digest *tokens);
-/* Where runs with this visible part under this node are kept. */
+/* Where runs with this visible part under this node are kept, */
 void gw_slot(gw_hash *hash, gw_digest *out, const gw_digest *parent, const gw_digest *visible);
+/* those with this visible part after this body, */
+void gw_lineage(gw_hash *hash, gw_digest *out, const gw_digest *body, const gw_digest *visible);
+/* and all after this body. */
+void gw_under(gw_hash *hash, gw_digest *out, const gw_digest *body);
 void gw_tokens_digest(gw_hash *hash, gw_digest *out, const int32_t *tokens, uint32_t count);
 void gw_root_json(base_buf *out, const gw_root *root);
 
@@ -48,26 +61,33 @@ bool gw_digest_equal(const gw_digest *a, const gw_digest *b);
 /* ---- ledger_memory.c: recent runs, bounded ---- */
 
 typedef struct gw_run {
-    struct gw_run *next; /* in its slot, oldest first */
-    gw_digest slot, visible, reasoning, tokens_digest;
+    /* Lists that it stands in: of its slot; of its visible part after its body; of all after its
+     * body. */
+    gw_digest slot, lineage, under;
+    gw_digest visible, reasoning, tokens_digest;
     bool has_reasoning;
     int64_t tenant;
     char template_id[33];
-    gw_id turn, session;      /* that generated it first */
-    uint64_t sequence[2];     /* hash of that turn's prompt and run, */
-    uint32_t sequence_tokens; /* and their count */
-    uint32_t token_count, call_count;
-    gw_id *calls; /* ids that name it */
+    gw_id turn, session;                   /* that generated it first, */
+    gw_id parent;                          /* and the turn which that one continued, "" if none */
+    uint64_t sequence[2];                  /* hash of that turn's prompt and run, */
+    uint64_t head[2];                      /* and of what comes before the run; */
+    uint32_t sequence_tokens, head_tokens; /* their counts */
+    gw_front front;
+    uint64_t space;
+    char fingerprint[33];
+    int64_t ended_ms; /* Unix time */
+    uint32_t token_count, id_count;
+    gw_id *ids; /* that name it: of its calls and turns */
     int32_t *tokens;
 } gw_run;
 
-typedef struct gw_memory gw_memory;
-#define GW_SLOT_RUNS_MAX 32 /* more alternatives under one slot are looked up on disk */
-
-gw_memory *gw_memory_create(uint64_t bytes_max);
-void gw_memory_destroy(gw_memory *memory);
-/* All functions lock by themselves. A copy of a run, in the arena, or NULL without memory. */
-gw_run *gw_run_copy(const gw_run *run, base_arena *arena);
+/* What a run must be to be taken. */
+typedef struct gw_want {
+    const char *template_id;
+    const gw_digest *reasoning; /* NULL: none was sent */
+    bool other_template;        /* out: a run was passed over that another template made */
+} gw_want;
 
 typedef enum gw_found {
     GW_FOUND_UNKNOWN, /* not in memory, or not all of them: ask the database */
@@ -75,27 +95,44 @@ typedef enum gw_found {
     GW_FOUND_RUN,
     GW_FOUND_AMBIGUOUS, /* several with different reasoning */
 } gw_found;
-/* By slot; `reasoning` NULL: none was sent. The run is copied to the arena; without memory there it
- * is UNKNOWN. `generation` is for gw_memory_fill. */
-gw_found gw_memory_slot(gw_memory *memory, gw_run **out, uint64_t *generation,
-                        const gw_digest *slot, const gw_digest *reasoning, base_arena *arena);
-/* By a call id. NONE only says that memory does not know it. */
-gw_found gw_memory_call(gw_memory *memory, gw_run **out, const char *call, base_arena *arena);
-/* All runs of a slot, read from the database (count 0: none there), unless something was added
+/* The run to take of a list, oldest first; by rules 1 and 3. Never UNKNOWN. */
+gw_found gw_run_choose(const gw_run **out, gw_run *const *runs, uint32_t count, gw_want *want);
+/* A copy without its ids, in the arena, or NULL without memory. */
+gw_run *gw_run_copy(const gw_run *run, base_arena *arena);
+
+typedef struct gw_memory gw_memory;
+#define GW_LIST_RUNS_MAX 32 /* more alternatives under one key are looked up on disk */
+
+gw_memory *gw_memory_create(uint64_t bytes_max);
+void gw_memory_destroy(gw_memory *memory);
+/* All functions lock by themselves. */
+
+/* Of the list under `key`, by gw_run_choose. The run is copied to the arena; without memory there
+ * it is UNKNOWN. `generation` is for gw_memory_fill. */
+gw_found gw_memory_choose(gw_memory *memory, gw_run **out, uint64_t *generation,
+                          const gw_digest *key, gw_want *want, base_arena *arena);
+/* Copies of the list's runs, at most GW_LIST_RUNS_MAX; returns how many. `complete`: there are no
+ * others on disk. */
+uint32_t gw_memory_list(gw_memory *memory, gw_run **out, bool *complete, uint64_t *generation,
+                        const gw_digest *key, base_arena *arena);
+/* By the id of a call or a turn; NULL only says that memory does not know it. */
+gw_run *gw_memory_named(gw_memory *memory, const char *id, base_arena *arena);
+/* All runs of a list, read from the database (count 0: none there), unless something was added
  * since `generation` was taken: the reader may then have missed it. */
-void gw_memory_fill(gw_memory *memory, const gw_digest *slot, gw_run *const *runs, uint32_t count,
+void gw_memory_fill(gw_memory *memory, const gw_digest *key, gw_run *const *runs, uint32_t count,
                     uint64_t generation);
 /* A new run. `alone`: the database has no other run in this slot. */
 void gw_memory_add(gw_memory *memory, const gw_run *run, bool alone);
-void gw_memory_forget(gw_memory *memory, const gw_digest *slot);
+/* The lists under these keys. */
+void gw_memory_forget(gw_memory *memory, const gw_digest *keys, uint32_t count);
 void gw_memory_stats(gw_memory *memory, gw_ledger_stats *out);
 
 /* ---- ledger_db.c: connections, statements, columns ---- */
 
 #define GW_RUN_COLUMNS                                                                             \
     "r.id, r.tenant, r.template, r.slot, r.visible, r.reasoning, r.digest, r.turn, r.session, "    \
-    "r.sequence, "                                                                                 \
-    "r.sequence_tokens, r.token_count, r.tokens"
+    "r.sequence, r.sequence_tokens, r.token_count, r.tokens, r.lineage, r.under, r.parent, "       \
+    "r.front, r.head, r.head_tokens, r.space, r.fingerprint, r.ended_ms"
 
 /* Of turns t, for what leaves. */
 #define GW_LEAVING_COLUMNS                                                                         \
@@ -119,7 +156,11 @@ typedef enum gw_sql {
     GW_SQL_TURN_FIND,
     GW_SQL_TURN_ADD,
     GW_SQL_SLOT,
+    GW_SQL_LINEAGE,
+    GW_SQL_UNDER,
     GW_SQL_CALL,
+    GW_SQL_TURN_RUN,
+    GW_SQL_LABEL_RUN,
     GW_SQL_TURN_READ,
     GW_SQL_TURN_UP,
     GW_SQL_ANSWER,
@@ -147,7 +188,7 @@ typedef enum gw_sql {
     GW_SQL_ITEM_USED,
     GW_SQL_ITEM_DELETE,
     GW_SQL_RUN_USED,
-    GW_SQL_RUN_SLOT,
+    GW_SQL_RUN_KEYS,
     GW_SQL_RUN_DELETE,
     GW_SQL_CALLS_DELETE,
     GW_SQL_SESSION_SWEEP,
@@ -253,6 +294,7 @@ struct gw_ledger {
     gw_memory *memory;
     char *file;
     int lock_fd;
+    int64_t opened_ms; /* Unix time */
     gw_db *writer;     /* writer thread */
     gw_hash hash;      /* writer thread */
     uint32_t waits_ms; /* writer thread; how long for another process's lock */
@@ -347,7 +389,7 @@ bool gw_db_check(gw_db *c, const gw_check *check);
     "echo AS BLOB)),0)+512)"
 
 #define GW_SCHEMA_APPLICATION 0x5748494d /* "WHIM" */
-#define GW_SCHEMA_VERSION 5
+#define GW_SCHEMA_VERSION 6
 /* Creates or migrates. BASE_UNSUPPORTED for a newer one, BASE_FORMAT for a database of something
  * else. */
 base_code gw_schema_migrate(sqlite3 *db, base_err *err);

@@ -19,6 +19,8 @@
  *   tools: order of members or tools, escapes        no     rendered in the order given
  *   model, sampling, max_tokens                      yes    no part of the prompt
  *
+ * A client that was interrupted returns the beginning of a text: rule 6 at gw_ledger_match.
+ *
  * Keys only: what is not spliced is rendered as it was sent. Numbers are compared as doubles, since
  * a client in JavaScript cannot send back more. SHA-256, because a crafted collision would give one
  * user's hidden tokens to another of the same tenant. */
@@ -29,6 +31,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #include "engine/base/json.h"
 #include "engine/base/num.h"
@@ -100,7 +106,7 @@ static bool is_space(char c)
     return c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
-static eng_text trim(eng_text text)
+eng_text gw_text_trim(eng_text text)
 {
     if (!text.data)
         return (eng_text){"", 0};
@@ -292,7 +298,7 @@ static bool canonicalise(canon *c, gw_hash *hash, eng_text text)
 /* Arguments to a digest of their own. */
 static void hash_arguments(gw_hash *hash, gw_digest *out, eng_text arguments)
 {
-    eng_text text = trim(arguments);
+    eng_text text = gw_text_trim(arguments);
     if (!text.length || (text.length == 4 && memcmp(text.data, "null", 4) == 0))
         text = (eng_text){"{}", 2};
     canon c = {0};
@@ -323,7 +329,7 @@ void gw_item_visible(gw_hash *hash, gw_digest *out, const eng_item *item)
         gw_hash_part(hash, arguments.bytes, sizeof(arguments.bytes));
         gw_hash_end(hash, &calls);
     }
-    eng_text text = trim(item->text);
+    eng_text text = gw_text_trim(item->text);
     uint8_t role = (uint8_t)item->role;
     gw_hash_begin(hash, "visible");
     gw_hash_part(hash, &role, 1);
@@ -334,7 +340,7 @@ void gw_item_visible(gw_hash *hash, gw_digest *out, const eng_item *item)
 
 bool gw_item_reasoning(gw_hash *hash, gw_digest *out, eng_text reasoning)
 {
-    eng_text text = trim(reasoning);
+    eng_text text = gw_text_trim(reasoning);
     memset(out, 0, sizeof(*out));
     if (!text.length)
         return false;
@@ -396,6 +402,93 @@ void gw_item_root(gw_hash *hash, gw_digest *out, const gw_root *root)
     base_buf_deinit(&scratch);
 }
 
+void gw_item_body(gw_hash *hash, gw_digest *out, int64_t tenant)
+{
+    gw_hash_begin(hash, "body");
+    gw_hash_part(hash, &tenant, sizeof(tenant));
+    gw_hash_end(hash, out);
+}
+
+/* ---- what a conversation stands behind ---- */
+
+uint32_t gw_item_front_count(const eng_item *items, uint32_t count)
+{
+    uint32_t front = 0;
+    while (front < count &&
+           (items[front].role == ENG_ROLE_ROOT || items[front].role == ENG_ROLE_SYSTEM))
+        front++;
+    return front;
+}
+
+static bool is_word(char c)
+{
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+           (c != '\0' && strchr("-_:./+%@", c) != NULL) || (unsigned char)c >= 0x80;
+}
+
+/* Words that change by themselves: with a digit in them (dates, times, counters, hashes), or names
+ * of days and months. */
+static bool changes_by_itself(const char *word, size_t length)
+{
+    static const char names[] = "monday tuesday wednesday thursday friday saturday sunday january "
+                                "february march april may june july august september october "
+                                "november december mon tue wed thu fri sat sun jan feb mar apr jun "
+                                "jul aug sep sept oct nov dec am pm ";
+    for (size_t i = 0; i < length; i++)
+        if (word[i] >= '0' && word[i] <= '9')
+            return true;
+    while (length && strchr(".:", word[length - 1]))
+        length--;
+    for (const char *at = names; *at;) {
+        size_t name = (size_t)(strchr(at, ' ') - at);
+        if (name == length && strncasecmp(at, word, length) == 0)
+            return true;
+        at += name + 1;
+    }
+    return false;
+}
+
+/* The text, with every word that changes by itself the same. */
+static void hash_stable(XXH3_state_t *state, eng_text text)
+{
+    for (size_t at = 0; at < text.length;) {
+        size_t begin = at;
+        while (at < text.length && !is_word(text.data[at]))
+            at++;
+        XXH3_64bits_update(state, text.data + begin, at - begin);
+        begin = at;
+        while (at < text.length && is_word(text.data[at]))
+            at++;
+        if (at > begin && changes_by_itself(text.data + begin, at - begin))
+            XXH3_64bits_update(state, "#", 1);
+        else
+            XXH3_64bits_update(state, text.data + begin, at - begin);
+    }
+}
+
+void gw_item_front(gw_front *out, const gw_root *root, const eng_item *items, const gw_digest *own,
+                   uint32_t count)
+{
+    XXH3_state_t state;
+    XXH3_64bits_reset(&state);
+    for (uint32_t i = 0; i < root->tool_count; i++) {
+        XXH3_64bits_update(&state, &root->tools[i].length, sizeof(root->tools[i].length));
+        XXH3_64bits_update(&state, root->tools[i].data, root->tools[i].length);
+    }
+    out->tools = XXH3_64bits_digest(&state);
+    out->mode = XXH3_64bits_withSeed(root->effort.data ? root->effort.data : "",
+                                     root->effort.length, (uint64_t)root->thinking + 1);
+    out->mode += out->mode == 0; /* 0 is: not known */
+    out->system = XXH3_64bits(own, count * sizeof(*own));
+    out->stable = 0;
+    if (!root->volatile_lines)
+        return;
+    XXH3_64bits_reset(&state);
+    for (uint32_t i = 0; i < count; i++)
+        hash_stable(&state, gw_text_trim(items[i].text));
+    out->stable = XXH3_64bits_digest(&state);
+}
+
 static void combine(gw_hash *hash, gw_digest *out, const char *kind, const gw_digest *a,
                     const gw_digest *b)
 {
@@ -420,6 +513,16 @@ void gw_node_run(gw_hash *hash, gw_digest *out, const gw_digest *parent, const g
 void gw_slot(gw_hash *hash, gw_digest *out, const gw_digest *parent, const gw_digest *visible)
 {
     combine(hash, out, "slot", parent, visible);
+}
+
+void gw_lineage(gw_hash *hash, gw_digest *out, const gw_digest *body, const gw_digest *visible)
+{
+    combine(hash, out, "lineage", body, visible);
+}
+
+void gw_under(gw_hash *hash, gw_digest *out, const gw_digest *body)
+{
+    combine(hash, out, "under", body, body);
 }
 
 void gw_tokens_digest(gw_hash *hash, gw_digest *out, const int32_t *tokens, uint32_t count)

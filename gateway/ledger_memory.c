@@ -1,12 +1,13 @@
-/* gw_memory: the runs of recent turns, by slot and by call id, in front of the database.
+/* gw_memory: the runs of recent turns in front of the database, by id and in lists.
  *
- * A slot that is here is either complete (it lists every run that the ledger has for it, maybe
- * none) or it only adds to what the database knows. Bounded in bytes; the slot that was used
- * longest ago goes first, whole, so that `complete` stays true of what remains. One mutex; a
- * look-up copies a few kilobytes under it.
+ * A run stands in up to three lists (slot, lineage, under) and lives as long as one of them. A list
+ * that is here is either complete (it has every run that the ledger has under its key, maybe none)
+ * or it only adds to what the database knows. Bounded in bytes; the list that was used longest ago
+ * goes first, whole, so that `complete` stays true of what remains. One mutex; a look-up copies a
+ * few kilobytes under it.
  *
- * Invariants: 1. `bytes` is the sum over the slots. 2. Every call entry points to a run of a slot
- * that is here. */
+ * Invariants: 1. `bytes` is the sum over the lists and the runs. 2. Every name points to a run that
+ * stands in a list that is here. */
 #include "gateway/ledger_internal.h"
 
 #include <pthread.h>
@@ -17,30 +18,34 @@
 
 #define BUCKETS_MIN 1024
 
-typedef struct slot {
-    struct slot *chain;         /* in its bucket */
-    struct slot *newer, *older; /* by use */
-    gw_digest key;
-    gw_run *runs;
-    uint32_t run_count;
-    bool complete;
-    size_t bytes;
-} slot;
+typedef struct held {
+    gw_run run;
+    uint32_t lists; /* that it stands in */
+} held;
 
-typedef struct call {
-    struct call *chain;
+typedef struct list {
+    struct list *chain;         /* in its bucket */
+    struct list *newer, *older; /* by use */
+    gw_digest key;
+    held **runs; /* oldest first */
+    uint32_t count, capacity;
+    bool complete;
+} list;
+
+typedef struct name {
+    struct name *chain;
     gw_id id;
-    gw_run *run;
-} call;
+    held *run;
+} name;
 
 struct gw_memory {
     pthread_mutex_t mutex; /* guards all of it */
     uint64_t bytes, bytes_max, generation, spilled, runs;
-    slot **slots;
-    call **calls;
-    uint32_t slot_count, call_count;
-    uint32_t slot_buckets, call_buckets; /* powers of two */
-    slot *newest, *oldest;
+    list **lists;
+    name **names;
+    uint32_t list_count, name_count;
+    uint32_t list_buckets, name_buckets; /* powers of two */
+    list *newest, *oldest;
 };
 
 static uint64_t digest_hash(const gw_digest *digest)
@@ -59,218 +64,134 @@ static uint64_t id_hash(const char *id)
     return hash;
 }
 
-static slot **slot_place(gw_memory *memory, const gw_digest *key)
+static list **list_place(gw_memory *memory, const gw_digest *key)
 {
-    slot **at = &memory->slots[digest_hash(key) & (memory->slot_buckets - 1)];
+    list **at = &memory->lists[digest_hash(key) & (memory->list_buckets - 1)];
     while (*at && !gw_digest_equal(&(*at)->key, key))
         at = &(*at)->chain;
     return at;
 }
 
-static call **call_place(gw_memory *memory, const char *id)
+static name **name_place(gw_memory *memory, const char *id)
 {
-    call **at = &memory->calls[id_hash(id) & (memory->call_buckets - 1)];
+    name **at = &memory->names[id_hash(id) & (memory->name_buckets - 1)];
     while (*at && strcmp((*at)->id.text, id) != 0)
         at = &(*at)->chain;
     return at;
 }
 
-static void unlink_use(gw_memory *memory, slot *s)
+static void unlink_use(gw_memory *memory, list *l)
 {
-    *(s->newer ? &s->newer->older : &memory->newest) = s->older;
-    *(s->older ? &s->older->newer : &memory->oldest) = s->newer;
-    s->newer = s->older = NULL;
+    *(l->newer ? &l->newer->older : &memory->newest) = l->older;
+    *(l->older ? &l->older->newer : &memory->oldest) = l->newer;
+    l->newer = l->older = NULL;
 }
 
-static void link_use(gw_memory *memory, slot *s)
+static void link_use(gw_memory *memory, list *l)
 {
-    s->older = memory->newest;
-    s->newer = NULL;
-    *(memory->newest ? &memory->newest->newer : &memory->oldest) = s;
-    memory->newest = s;
+    l->older = memory->newest;
+    l->newer = NULL;
+    *(memory->newest ? &memory->newest->newer : &memory->oldest) = l;
+    memory->newest = l;
 }
 
-static void touch(gw_memory *memory, slot *s)
+static void touch(gw_memory *memory, list *l)
 {
-    if (memory->newest == s)
+    if (memory->newest == l)
         return;
-    unlink_use(memory, s);
-    link_use(memory, s);
+    unlink_use(memory, l);
+    link_use(memory, l);
 }
+
+/* ---- runs ---- */
 
 static size_t run_bytes(const gw_run *run)
 {
-    return sizeof(*run) + run->token_count * sizeof(*run->tokens) +
-           run->call_count * (sizeof(*run->calls) + sizeof(call));
+    return sizeof(held) + run->token_count * sizeof(*run->tokens) +
+           run->id_count * (sizeof(*run->ids) + sizeof(name));
 }
 
-static void run_free(gw_run *run)
+static void held_free(held *h)
 {
-    if (!run)
+    if (!h)
         return;
-    free(run->calls);
-    free(run->tokens);
-    free(run);
+    free(h->run.ids);
+    free(h->run.tokens);
+    free(h);
 }
 
-static void drop_slot(gw_memory *memory, slot *s)
+/* Stands in no list yet, and is not counted. */
+static held *held_new(const gw_run *run)
 {
-    slot **at = slot_place(memory, &s->key);
-    *at = s->chain;
-    unlink_use(memory, s);
-    memory->bytes -= s->bytes;
-    memory->slot_count--;
-    for (gw_run *run = s->runs, *next; run; run = next) {
-        next = run->next;
-        for (uint32_t i = 0; i < run->call_count; i++) {
-            call **place = call_place(memory, run->calls[i].text);
-            call *c = *place;
-            if (!c || c->run != run)
-                continue;
-            *place = c->chain;
-            memory->call_count--;
-            free(c);
-        }
-        memory->runs--;
-        run_free(run);
+    held *h = calloc(1, sizeof(*h));
+    if (!h)
+        return NULL;
+    h->run = *run;
+    h->run.ids = NULL;
+    h->run.id_count = 0;
+    h->run.tokens = malloc(base_max(run->token_count * sizeof(*run->tokens), 1));
+    if (!h->run.tokens) {
+        free(h);
+        return NULL;
     }
-    free(s);
+    memcpy(h->run.tokens, run->tokens, run->token_count * sizeof(*run->tokens));
+    return h;
 }
 
-static void shrink(gw_memory *memory)
+static void unname(gw_memory *memory, held *h)
 {
-    while (memory->bytes > memory->bytes_max && memory->oldest) {
-        memory->spilled += memory->oldest->run_count;
-        drop_slot(memory, memory->oldest);
+    for (uint32_t i = 0; i < h->run.id_count; i++) {
+        name **place = name_place(memory, h->run.ids[i].text);
+        name *n = *place;
+        if (!n || n->run != h)
+            continue;
+        *place = n->chain;
+        memory->name_count--;
+        free(n);
     }
 }
 
 /* Doubles a table when it holds as many entries as buckets; without memory the chains grow longer
  * instead. */
-static void grow_slots(gw_memory *memory)
+static void grow_names(gw_memory *memory)
 {
-    if (memory->slot_count < memory->slot_buckets)
+    if (memory->name_count < memory->name_buckets)
         return;
-    slot **more = calloc(memory->slot_buckets * 2, sizeof(*more));
+    name **more = calloc(memory->name_buckets * 2, sizeof(*more));
     if (!more)
         return;
-    for (uint32_t i = 0; i < memory->slot_buckets; i++)
-        for (slot *s = memory->slots[i], *next; s; s = next) {
-            next = s->chain;
-            slot **at = &more[digest_hash(&s->key) & (memory->slot_buckets * 2 - 1)];
-            s->chain = *at;
-            *at = s;
+    for (uint32_t i = 0; i < memory->name_buckets; i++)
+        for (name *n = memory->names[i], *next; n; n = next) {
+            next = n->chain;
+            name **at = &more[id_hash(n->id.text) & (memory->name_buckets * 2 - 1)];
+            n->chain = *at;
+            *at = n;
         }
-    free(memory->slots);
-    memory->slots = more;
-    memory->slot_buckets *= 2;
+    free(memory->names);
+    memory->names = more;
+    memory->name_buckets *= 2;
 }
 
-static void grow_calls(gw_memory *memory)
+/* Ids more for a run that stands in a list. Without memory they are on disk only. */
+static void add_names(gw_memory *memory, held *h, const gw_id *ids, uint32_t count)
 {
-    if (memory->call_count < memory->call_buckets)
-        return;
-    call **more = calloc(memory->call_buckets * 2, sizeof(*more));
+    gw_id *more = count ? realloc(h->run.ids, (h->run.id_count + count) * sizeof(*more)) : NULL;
     if (!more)
         return;
-    for (uint32_t i = 0; i < memory->call_buckets; i++)
-        for (call *c = memory->calls[i], *next; c; c = next) {
-            next = c->chain;
-            call **at = &more[id_hash(c->id.text) & (memory->call_buckets * 2 - 1)];
-            c->chain = *at;
-            *at = c;
-        }
-    free(memory->calls);
-    memory->calls = more;
-    memory->call_buckets *= 2;
-}
-
-static slot *new_slot(gw_memory *memory, const gw_digest *key, bool complete)
-{
-    slot *s = calloc(1, sizeof(*s));
-    if (!s)
-        return NULL;
-    s->key = *key;
-    s->complete = complete;
-    s->bytes = sizeof(*s);
-    grow_slots(memory);
-    *slot_place(memory, key) = s;
-    link_use(memory, s);
-    memory->slot_count++;
-    memory->bytes += s->bytes;
-    return s;
-}
-
-/* A call id more for a run that is here. */
-static bool name_run(gw_memory *memory, gw_run *run, const gw_id *id)
-{
-    if (*call_place(memory, id->text))
-        return true; /* ids are random: this one names this run already */
-    call *c = malloc(sizeof(*c));
-    if (!c)
-        return false;
-    *c = (call){.id = *id, .run = run};
-    grow_calls(memory);
-    *call_place(memory, id->text) = c;
-    memory->call_count++;
-    return true;
-}
-
-static gw_run *run_new(const gw_run *run)
-{
-    gw_run *copy = malloc(sizeof(*copy));
-    if (!copy)
-        return NULL;
-    *copy = *run;
-    copy->next = NULL;
-    copy->tokens = malloc(base_max(run->token_count * sizeof(*run->tokens), 1));
-    copy->calls = malloc(base_max(run->call_count * sizeof(*run->calls), 1));
-    if (!copy->tokens || !copy->calls) {
-        run_free(copy);
-        return NULL;
+    h->run.ids = more;
+    for (uint32_t i = 0; i < count; i++) {
+        if (*name_place(memory, ids[i].text))
+            continue; /* ids are random: this one names this run already */
+        name *n = malloc(sizeof(*n));
+        if (!n)
+            return;
+        *n = (name){.id = ids[i], .run = h};
+        grow_names(memory);
+        *name_place(memory, ids[i].text) = n;
+        memory->name_count++;
+        more[h->run.id_count++] = ids[i];
+        memory->bytes += sizeof(*more) + sizeof(*n);
     }
-    memcpy(copy->tokens, run->tokens, run->token_count * sizeof(*run->tokens));
-    if (run->call_count)
-        memcpy(copy->calls, run->calls, run->call_count * sizeof(*run->calls));
-    return copy;
-}
-
-/* Appends to the slot, or adds the call ids if these tokens are there already. False: it is not in
- * the slot now. */
-static bool put_run(gw_memory *memory, slot *s, const gw_run *run)
-{
-    gw_run **at = &s->runs;
-    for (; *at; at = &(*at)->next) {
-        gw_run *have = *at;
-        if (!gw_digest_equal(&have->tokens_digest, &run->tokens_digest))
-            continue;
-        gw_id *ids =
-            realloc(have->calls, base_max((have->call_count + run->call_count) * sizeof(*ids), 1));
-        if (!ids)
-            return true; /* the run is here; its new ids are on disk */
-        have->calls = ids;
-        for (uint32_t i = 0; i < run->call_count; i++) {
-            if (!name_run(memory, have, &run->calls[i]))
-                break;
-            ids[have->call_count++] = run->calls[i];
-            s->bytes += sizeof(*ids) + sizeof(call);
-            memory->bytes += sizeof(*ids) + sizeof(call);
-        }
-        return true;
-    }
-    if (s->run_count >= GW_SLOT_RUNS_MAX)
-        return false;
-    gw_run *copy = run_new(run);
-    if (!copy)
-        return false;
-    *at = copy;
-    s->run_count++;
-    memory->runs++;
-    s->bytes += run_bytes(copy);
-    memory->bytes += run_bytes(copy);
-    for (uint32_t i = 0; i < copy->call_count; i++)
-        name_run(memory, copy, &copy->calls[i]);
-    return true;
 }
 
 gw_run *gw_run_copy(const gw_run *run, base_arena *arena)
@@ -280,78 +201,232 @@ gw_run *gw_run_copy(const gw_run *run, base_arena *arena)
     if (!copy || !tokens)
         return NULL;
     *copy = *run;
-    copy->next = NULL;
-    copy->calls = NULL;
-    copy->call_count = 0;
+    copy->ids = NULL;
+    copy->id_count = 0;
     copy->tokens = tokens;
     memcpy(tokens, run->tokens, run->token_count * sizeof(*tokens));
     return copy;
 }
 
-gw_found gw_memory_slot(gw_memory *memory, gw_run **out, uint64_t *generation, const gw_digest *key,
-                        const gw_digest *reasoning, base_arena *arena)
+gw_found gw_run_choose(const gw_run **out, gw_run *const *runs, uint32_t count, gw_want *want)
+{
+    *out = NULL;
+    for (uint32_t i = 0; i < count; i++) {
+        const gw_run *run = runs[i];
+        if (strcmp(run->template_id, want->template_id) != 0) {
+            want->other_template = true;
+            continue;
+        }
+        if (want->reasoning) {
+            if (!*out && run->has_reasoning && gw_digest_equal(&run->reasoning, want->reasoning))
+                *out = run;
+        } else if (!*out) {
+            *out = run;
+        } else if ((*out)->has_reasoning != run->has_reasoning ||
+                   !gw_digest_equal(&(*out)->reasoning, &run->reasoning)) {
+            *out = NULL;
+            return GW_FOUND_AMBIGUOUS;
+        }
+    }
+    return *out ? GW_FOUND_RUN : GW_FOUND_NONE;
+}
+
+/* ---- lists ---- */
+
+static void release(gw_memory *memory, held *h)
+{
+    if (--h->lists)
+        return;
+    unname(memory, h);
+    memory->bytes -= run_bytes(&h->run);
+    memory->runs--;
+    held_free(h);
+}
+
+static size_t list_bytes(const list *l)
+{
+    return sizeof(*l) + l->capacity * sizeof(*l->runs);
+}
+
+static void drop_list(gw_memory *memory, list *l)
+{
+    *list_place(memory, &l->key) = l->chain;
+    unlink_use(memory, l);
+    memory->bytes -= list_bytes(l);
+    memory->list_count--;
+    for (uint32_t i = 0; i < l->count; i++)
+        release(memory, l->runs[i]);
+    free(l->runs);
+    free(l);
+}
+
+static void shrink(gw_memory *memory)
+{
+    while (memory->bytes > memory->bytes_max && memory->oldest) {
+        uint64_t runs = memory->runs;
+        drop_list(memory, memory->oldest);
+        memory->spilled += runs - memory->runs;
+    }
+}
+
+static void grow_lists(gw_memory *memory)
+{
+    if (memory->list_count < memory->list_buckets)
+        return;
+    list **more = calloc(memory->list_buckets * 2, sizeof(*more));
+    if (!more)
+        return;
+    for (uint32_t i = 0; i < memory->list_buckets; i++)
+        for (list *l = memory->lists[i], *next; l; l = next) {
+            next = l->chain;
+            list **at = &more[digest_hash(&l->key) & (memory->list_buckets * 2 - 1)];
+            l->chain = *at;
+            *at = l;
+        }
+    free(memory->lists);
+    memory->lists = more;
+    memory->list_buckets *= 2;
+}
+
+/* The list under `key`, made if it is not there; NULL without memory. */
+static list *list_of(gw_memory *memory, const gw_digest *key, bool complete)
+{
+    list *l = *list_place(memory, key);
+    if (l) {
+        touch(memory, l);
+        return l;
+    }
+    l = calloc(1, sizeof(*l));
+    if (!l)
+        return NULL;
+    l->key = *key;
+    l->complete = complete;
+    grow_lists(memory);
+    *list_place(memory, key) = l;
+    link_use(memory, l);
+    memory->list_count++;
+    memory->bytes += list_bytes(l);
+    return l;
+}
+
+/* The same tokens in the same slot. */
+static held *list_find(const list *l, const gw_run *run)
+{
+    for (uint32_t i = 0; l && i < l->count; i++)
+        if (gw_digest_equal(&l->runs[i]->run.tokens_digest, &run->tokens_digest) &&
+            gw_digest_equal(&l->runs[i]->run.slot, &run->slot))
+            return l->runs[i];
+    return NULL;
+}
+
+static void list_add(gw_memory *memory, list *l, held *h)
+{
+    if (list_find(l, &h->run))
+        return;
+    if (l->count == GW_LIST_RUNS_MAX) {
+        l->complete = false;
+        return;
+    }
+    if (l->count == l->capacity) {
+        uint32_t wanted = l->capacity ? l->capacity * 2 : 1;
+        held **more = realloc(l->runs, wanted * sizeof(*more));
+        if (!more) {
+            l->complete = false;
+            return;
+        }
+        memory->bytes += (wanted - l->capacity) * sizeof(*more);
+        l->runs = more;
+        l->capacity = wanted;
+    }
+    if (!h->lists++) {
+        memory->runs++;
+        memory->bytes += run_bytes(&h->run);
+    }
+    l->runs[l->count++] = h;
+}
+
+/* ---- looking ---- */
+
+gw_found gw_memory_choose(gw_memory *memory, gw_run **out, uint64_t *generation,
+                          const gw_digest *key, gw_want *want, base_arena *arena)
 {
     gw_found found = GW_FOUND_UNKNOWN;
+    gw_run *runs[GW_LIST_RUNS_MAX];
+    const gw_run *chosen;
     *out = NULL;
     pthread_mutex_lock(&memory->mutex);
     *generation = memory->generation;
-    slot *s = *slot_place(memory, key);
-    if (!s)
-        goto out;
-    touch(memory, s);
-    const gw_run *chosen = NULL;
-    bool differ = false;
-    for (const gw_run *run = s->runs; run; run = run->next) {
-        if (reasoning) {
-            if (!chosen && run->has_reasoning && gw_digest_equal(&run->reasoning, reasoning))
-                chosen = run;
-            continue;
-        }
-        if (!chosen)
-            chosen = run;
-        else if (chosen->has_reasoning != run->has_reasoning ||
-                 !gw_digest_equal(&chosen->reasoning, &run->reasoning))
-            differ = true;
+    list *l = *list_place(memory, key);
+    if (l) {
+        touch(memory, l);
+        for (uint32_t i = 0; i < l->count; i++)
+            runs[i] = &l->runs[i]->run;
+        found = gw_run_choose(&chosen, runs, l->count, want);
+        /* Equal reasoning is a hit whatever else there is; two that differ are ambiguous whatever
+         * else there is. */
+        bool sure = l->complete || found == GW_FOUND_AMBIGUOUS ||
+                    (found == GW_FOUND_RUN && want->reasoning);
+        if (!sure || (chosen && !(*out = gw_run_copy(chosen, arena))))
+            found = GW_FOUND_UNKNOWN;
     }
-    /* Equal reasoning is a hit whatever else there is; two that differ are ambiguous whatever else
-     * there is. */
-    if (differ)
-        found = GW_FOUND_AMBIGUOUS;
-    else if (chosen && (reasoning || s->complete))
-        found = (*out = gw_run_copy(chosen, arena)) ? GW_FOUND_RUN : GW_FOUND_UNKNOWN;
-    else if (s->complete)
-        found = GW_FOUND_NONE;
-out:
     pthread_mutex_unlock(&memory->mutex);
     return found;
 }
 
-gw_found gw_memory_call(gw_memory *memory, gw_run **out, const char *id, base_arena *arena)
+uint32_t gw_memory_list(gw_memory *memory, gw_run **out, bool *complete, uint64_t *generation,
+                        const gw_digest *key, base_arena *arena)
 {
-    *out = NULL;
+    uint32_t count = 0;
     pthread_mutex_lock(&memory->mutex);
-    const call *c = *call_place(memory, id);
-    if (c)
-        *out = gw_run_copy(c->run, arena);
+    *generation = memory->generation;
+    list *l = *list_place(memory, key);
+    *complete = l && l->complete;
+    if (l)
+        touch(memory, l);
+    for (uint32_t i = 0; l && i < l->count; i++) {
+        out[count] = gw_run_copy(&l->runs[i]->run, arena);
+        count += out[count] != NULL;
+    }
     pthread_mutex_unlock(&memory->mutex);
-    return *out ? GW_FOUND_RUN : GW_FOUND_NONE;
+    return count;
 }
+
+gw_run *gw_memory_named(gw_memory *memory, const char *id, base_arena *arena)
+{
+    pthread_mutex_lock(&memory->mutex);
+    const name *n = *name_place(memory, id);
+    gw_run *run = n ? gw_run_copy(&n->run->run, arena) : NULL;
+    pthread_mutex_unlock(&memory->mutex);
+    return run;
+}
+
+/* ---- changing ---- */
 
 void gw_memory_fill(gw_memory *memory, const gw_digest *key, gw_run *const *runs, uint32_t count,
                     uint64_t generation)
 {
     pthread_mutex_lock(&memory->mutex);
-    slot *s = *slot_place(memory, key);
-    if (memory->generation == generation && count <= GW_SLOT_RUNS_MAX) {
-        if (!s)
-            s = new_slot(memory, key, false);
-        bool all = s != NULL;
-        for (uint32_t i = 0; s && i < count; i++)
-            all &= put_run(memory, s, runs[i]);
-        if (all)
-            s->complete = true;
-        shrink(memory);
+    list *l = memory->generation == generation && count <= GW_LIST_RUNS_MAX
+                  ? list_of(memory, key, false)
+                  : NULL;
+    bool all = l != NULL;
+    for (uint32_t i = 0; l && i < count; i++) {
+        if (list_find(l, runs[i]))
+            continue;
+        /* It may stand in its slot's list already. */
+        held *h = list_find(*list_place(memory, &runs[i]->slot), runs[i]);
+        if (!h)
+            h = held_new(runs[i]);
+        uint32_t before = l->count;
+        if (h)
+            list_add(memory, l, h);
+        all &= l->count > before;
+        if (h && !h->lists)
+            held_free(h);
     }
+    if (all)
+        l->complete = true;
+    shrink(memory);
     pthread_mutex_unlock(&memory->mutex);
 }
 
@@ -359,25 +434,35 @@ void gw_memory_add(gw_memory *memory, const gw_run *run, bool alone)
 {
     pthread_mutex_lock(&memory->mutex);
     memory->generation++;
-    slot *s = *slot_place(memory, &run->slot);
-    if (!s)
-        s = new_slot(memory, &run->slot, alone);
-    if (s) {
-        touch(memory, s);
-        if (!put_run(memory, s, run))
-            s->complete = false;
-        shrink(memory);
+    list *slot = list_of(memory, &run->slot, alone);
+    held *h = list_find(slot, run);
+    if (!h)
+        h = held_new(run);
+    const gw_digest *keys[] = {&run->slot, &run->lineage, &run->under};
+    for (int i = 0; h && i < 3; i++) {
+        list *l = i ? list_of(memory, keys[i], false) : slot;
+        if (l)
+            list_add(memory, l, h);
     }
+    if (!h && slot)
+        slot->complete = false;
+    if (h && h->lists)
+        add_names(memory, h, run->ids, run->id_count);
+    else
+        held_free(h);
+    shrink(memory);
     pthread_mutex_unlock(&memory->mutex);
 }
 
-void gw_memory_forget(gw_memory *memory, const gw_digest *key)
+void gw_memory_forget(gw_memory *memory, const gw_digest *keys, uint32_t count)
 {
     pthread_mutex_lock(&memory->mutex);
     memory->generation++;
-    slot *s = *slot_place(memory, key);
-    if (s)
-        drop_slot(memory, s);
+    for (uint32_t i = 0; i < count; i++) {
+        list *l = *list_place(memory, &keys[i]);
+        if (l)
+            drop_list(memory, l);
+    }
     pthread_mutex_unlock(&memory->mutex);
 }
 
@@ -397,10 +482,10 @@ gw_memory *gw_memory_create(uint64_t bytes_max)
         return NULL;
     pthread_mutex_init(&memory->mutex, NULL);
     memory->bytes_max = bytes_max;
-    memory->slot_buckets = memory->call_buckets = BUCKETS_MIN;
-    memory->slots = calloc(BUCKETS_MIN, sizeof(*memory->slots));
-    memory->calls = calloc(BUCKETS_MIN, sizeof(*memory->calls));
-    if (!memory->slots || !memory->calls) {
+    memory->list_buckets = memory->name_buckets = BUCKETS_MIN;
+    memory->lists = calloc(BUCKETS_MIN, sizeof(*memory->lists));
+    memory->names = calloc(BUCKETS_MIN, sizeof(*memory->names));
+    if (!memory->lists || !memory->names) {
         gw_memory_destroy(memory);
         return NULL;
     }
@@ -412,9 +497,9 @@ void gw_memory_destroy(gw_memory *memory)
     if (!memory)
         return;
     while (memory->oldest)
-        drop_slot(memory, memory->oldest);
+        drop_list(memory, memory->oldest);
     pthread_mutex_destroy(&memory->mutex);
-    free(memory->slots);
-    free(memory->calls);
+    free(memory->lists);
+    free(memory->names);
     free(memory);
 }

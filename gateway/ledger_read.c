@@ -96,6 +96,14 @@ static char *column_item(sqlite3_stmt *s, int column, base_arena *arena, bool *g
     return *good ? base_arena_copy(arena, data, length) : NULL;
 }
 
+static gw_miss miss_of(const char *name)
+{
+    for (gw_miss miss = GW_MISS_NEW; name && miss < GW_MISS_COUNT; miss++)
+        if (strcmp(gw_miss_name(miss), name) == 0)
+            return miss;
+    return GW_MISS_NONE;
+}
+
 static base_code read_turn(gw_db *c, gw_turn_row *out, int64_t tenant, const char *turn,
                            base_arena *arena, base_err *err)
 {
@@ -137,6 +145,11 @@ static base_code read_turn(gw_db *c, gw_turn_row *out, int64_t tenant, const cha
     if (sqlite3_column_type(s, 24) == SQLITE_TEXT)
         out->echo =
             base_arena_copy(arena, sqlite3_column_text(s, 24), (size_t)sqlite3_column_bytes(s, 24));
+    out->cache.miss = miss_of((const char *)sqlite3_column_text(s, 25));
+    out->cache.lost = (uint32_t)sqlite3_column_int64(s, 26);
+    out->cache.diff_item =
+        sqlite3_column_type(s, 27) == SQLITE_NULL ? -1 : sqlite3_column_int(s, 27);
+    out->cache.diff_token = (uint32_t)sqlite3_column_int64(s, 28);
     sqlite3_reset(s);
     if (!good)
         return base_fail(err, BASE_FORMAT, "the steps of turn row %lld are damaged",

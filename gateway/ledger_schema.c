@@ -164,6 +164,19 @@ static const char *const migrations[] = {
     "public_key INTEGER NOT NULL, public TEXT NOT NULL, data TEXT NOT NULL);"
     "CREATE INDEX conversation_items_of ON conversation_items(conversation, id);"
     "CREATE INDEX conversation_items_public ON conversation_items(public_key);",
+    /* 6: runs by what was said before them alone, and what came in front; what a turn's cache did;
+     * a key's own rule for restoring (NULL: the configured one). */
+    "ALTER TABLE runs ADD COLUMN lineage_key INTEGER; ALTER TABLE runs ADD COLUMN lineage BLOB;"
+    "ALTER TABLE runs ADD COLUMN under_key INTEGER; ALTER TABLE runs ADD COLUMN under BLOB;"
+    "ALTER TABLE runs ADD COLUMN parent TEXT; ALTER TABLE runs ADD COLUMN front BLOB;"
+    "ALTER TABLE runs ADD COLUMN head BLOB; ALTER TABLE runs ADD COLUMN head_tokens INTEGER;"
+    "ALTER TABLE runs ADD COLUMN space INTEGER; ALTER TABLE runs ADD COLUMN fingerprint TEXT;"
+    "ALTER TABLE runs ADD COLUMN ended_ms INTEGER;"
+    "CREATE INDEX runs_lineage ON runs(lineage_key) WHERE lineage_key IS NOT NULL;"
+    "CREATE INDEX runs_under ON runs(under_key) WHERE under_key IS NOT NULL;"
+    "ALTER TABLE turns ADD COLUMN lost INTEGER; ALTER TABLE turns ADD COLUMN diff_item INTEGER;"
+    "ALTER TABLE turns ADD COLUMN diff_token INTEGER;"
+    "ALTER TABLE keys ADD COLUMN restore INTEGER;",
 };
 
 _Static_assert(sizeof(migrations) / sizeof(migrations[0]) == GW_SCHEMA_VERSION,

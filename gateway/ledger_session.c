@@ -633,7 +633,7 @@ base_code gw_session_match(gw_match *out, const gw_root *root, const gw_head *he
     out->last = known ? (int32_t)known - 1 : 0;
     out->parent = head->turn;
     if (!behind)
-        out->reason = head->exact ? "prefix changed" : "unknown history";
+        out->miss = head->exact ? GW_MISS_MODE : GW_MISS_MODEL; /* its tools are the session's */
     gw_sequence_hash(out->parent_sequence, head->prompt, head->prompt_count, head->run,
                      head->run_count);
     out->parent_tokens = head->prompt_count + head->run_count;

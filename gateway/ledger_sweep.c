@@ -85,17 +85,19 @@ static bool release_run(gw_ledger *ledger, gw_db *c, int64_t run)
         return false;
     if (needed)
         return true;
-    sqlite3_stmt *s = gw_db_statement(c, GW_SQL_RUN_SLOT);
+    sqlite3_stmt *s = gw_db_statement(c, GW_SQL_RUN_KEYS);
     if (!s)
         return false;
     sqlite3_bind_int64(s, 1, run);
-    gw_digest slot;
-    bool slotted = sqlite3_step(s) == SQLITE_ROW && gw_column_digest(s, 0, &slot);
+    gw_digest keys[3];
+    uint32_t count = 0;
+    bool there = sqlite3_step(s) == SQLITE_ROW;
+    for (int i = 0; there && i < 3; i++)
+        count += gw_column_digest(s, i, &keys[count]);
     sqlite3_reset(s);
     if (!run_row(c, GW_SQL_CALLS_DELETE, run) || !run_row(c, GW_SQL_RUN_DELETE, run))
         return false;
-    if (slotted)
-        gw_memory_forget(ledger->memory, &slot);
+    gw_memory_forget(ledger->memory, keys, count);
     return true;
 }
 

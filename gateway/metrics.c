@@ -7,6 +7,7 @@
 
 #include "gateway/conf.h"
 #include "gateway/ledger.h"
+#include "gateway/ledger.h"
 
 #define BUCKET_MAX 16
 
@@ -56,6 +57,7 @@ static const int statuses[] = {200, 204, 400, 401, 403, 404, 405, 408, 409,
 
 struct gw_metrics {
     _Atomic uint64_t counters[GW_COUNTER_COUNT];
+    _Atomic uint64_t misses[GW_MISS_COUNT], lost_tokens[GW_MISS_COUNT];
     struct {
         _Atomic uint64_t buckets[BUCKET_MAX]; /* the last one used: beyond all bounds */
         _Atomic uint64_t sum;
@@ -78,6 +80,12 @@ void gw_metrics_destroy(gw_metrics *metrics)
 void gw_metrics_add(gw_metrics *metrics, gw_counter counter, uint64_t n)
 {
     atomic_fetch_add_explicit(&metrics->counters[counter], n, memory_order_relaxed);
+}
+
+void gw_metrics_miss(gw_metrics *metrics, uint32_t reason, uint64_t lost_tokens)
+{
+    atomic_fetch_add_explicit(&metrics->misses[reason], 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&metrics->lost_tokens[reason], lost_tokens, memory_order_relaxed);
 }
 
 void gw_metrics_observe(gw_metrics *metrics, gw_histogram histogram, double value)
@@ -191,6 +199,19 @@ static void render_requests(gw_metrics *metrics, base_buf *out)
     }
 }
 
+/* Every reason from the start, so that rates begin at 0. */
+static void render_misses(base_buf *out, const char *name, const char *help,
+                          const _Atomic uint64_t *values)
+{
+    family(out, name, "counter", help);
+    for (gw_miss miss = GW_MISS_NEW; miss < GW_MISS_COUNT; miss++) {
+        base_buf_printf(out, "whimbrel_%s{", name);
+        label(out, "reason", gw_miss_name(miss));
+        base_buf_printf(out, "} %" PRIu64 "\n",
+                        atomic_load_explicit(&values[miss], memory_order_relaxed));
+    }
+}
+
 static void render_engine(const gw_app *app, base_buf *out)
 {
     eng_stats s = eng_get_stats(app->engine);
@@ -278,6 +299,11 @@ static void render_server(const gw_app *app, base_buf *out)
 void gw_metrics_render(gw_metrics *metrics, const gw_app *app, base_buf *out)
 {
     render_requests(metrics, out);
+    render_misses(out, "cache_reasons_total", "Turns by what their cache has to tell.",
+                  metrics->misses);
+    render_misses(out, "cache_lost_tokens_total",
+                  "Prompt tokens that the ledger knew and that were computed again.",
+                  metrics->lost_tokens);
     for (size_t i = 0; i < GW_COUNTER_COUNT; i++)
         count(out, counters[i].name, counters[i].help,
               atomic_load_explicit(&metrics->counters[i], memory_order_relaxed));

@@ -553,7 +553,7 @@ static void put_turn(base_buf *out, gw_turn *turn)
     put_answer(out, turn);
     base_buf_puts(out, "],");
     gw_chat_put_usage(turn, out);
-    gw_put_turn_cache(out, &turn->usage, turn->match.reason);
+    gw_put_turn_cache(out, &turn->usage, gw_miss_name(turn->cache.miss));
     base_buf_puts(out, "}");
 }
 

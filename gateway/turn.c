@@ -460,6 +460,7 @@ static bool begin_commit(gw_turn *turn, uint32_t run_tokens)
         .moves_head = turn->moves_head,
         .root = &turn->root,
         .match = &turn->match,
+        .cache = turn->cache,
         .items = turn->items,
         .item_count = turn->chat.item_count,
         .answer = {.role = ENG_ROLE_ASSISTANT,
@@ -497,6 +498,22 @@ static bool begin_commit(gw_turn *turn, uint32_t run_tokens)
     return true;
 }
 
+/* Once the engine has said how much it had. At most the last token of a turn has no page yet when
+ * that turn ends. */
+static void attribute(gw_turn *turn)
+{
+    const gw_match *match = &turn->match;
+    uint32_t cached = turn->usage.cached_tokens;
+    turn->cache.lost = turn->expected_tokens > cached + 1 ? turn->expected_tokens - cached : 0;
+    if (!turn->continues || !turn->cache.lost)
+        return;
+    turn->cache.miss = match->parent_space && match->parent_space != turn->request.space
+                           ? GW_MISS_TENANT
+                       : match->parent_model   ? GW_MISS_MODEL
+                       : match->parent_earlier ? GW_MISS_UNWRITTEN
+                                               : GW_MISS_EVICTED;
+}
+
 static void on_done(gw_turn *turn, const eng_event *event)
 {
     turn->done_seen = true;
@@ -505,6 +522,8 @@ static void on_done(gw_turn *turn, const eng_event *event)
     turn->finish = event->finish;
     turn->stop_index = event->stop_index;
     turn->usage = event->usage;
+    attribute(turn);
+    gw_metrics_miss(turn->app->metrics, turn->cache.miss, turn->cache.lost);
     if (event->finish == ENG_FINISH_ERROR) {
         turn->error = event->err;
         if (!turn->error.code)
@@ -568,6 +587,7 @@ static void on_event(gw_port *port, const eng_event *event)
         turn->usage.restored_tokens = event->usage.restored_tokens;
         turn->usage.evicted_tokens = event->usage.evicted_tokens;
         turn->usage.queue_ns = event->usage.queue_ns;
+        attribute(turn);
         if (turn->dialect->started)
             turn->dialect->started(turn);
     } else {
@@ -684,30 +704,80 @@ static gw_id session_of_label(const gw_turn *turn)
     return id;
 }
 
+/* The key's rule or the configured one; a request may ask for less than that, never for more. */
+static base_code read_restore(gw_turn *turn, base_err *err)
+{
+    gw_restore *out = &turn->root.restore, asked = GW_RESTORE_AUTO;
+    const char *text = NULL;
+    json_t *own = NULL;
+    CHECK(gw_restore_parse(out, turn->app->conf->ledger_restore));
+    base_code code = gw_read_name(&text, turn->json, "", "restore", 16, err);
+    if (!code)
+        code = gw_read_object(&own, turn->json, "", "whimbrel", err);
+    if (!code && own)
+        code = gw_read_name(&text, own, "whimbrel", "restore", 16, err);
+    if (!code && text && !gw_restore_parse(&asked, text))
+        code = base_fail_param(err, BASE_INVALID, "restore",
+                               "restore must be one of auto, linked, off");
+    *out = base_max(*out, asked);
+    return code;
+}
+
+/* What the cache should hold of the prompt, and where the prompt departs from its parent. */
+static void expect(gw_turn *turn)
+{
+    const gw_match *match = &turn->match;
+    const eng_prompt *prompt = &turn->prompt;
+    uint32_t same;
+    turn->cache = (gw_cache_note){.miss = match->miss, .diff_item = -1};
+    turn->expected_tokens = gw_match_continues(match, prompt->tokens, prompt->token_count);
+    turn->continues = turn->expected_tokens > 0;
+    if (turn->continues || !match->parent.text[0])
+        return;
+    turn->expected_tokens = (uint32_t)base_min(match->parent_tokens, prompt->token_count - 1);
+    if (!prompt->item_end ||
+        !gw_ledger_departs(turn->app->ledger, &same, turn->identity.tenant, match, prompt->tokens,
+                           prompt->token_count, turn->arena) ||
+        same >= match->parent_tokens)
+        return;
+    int32_t item = 0;
+    while ((uint32_t)item + 1 < turn->chat.item_count && prompt->item_end[item] <= same)
+        item++;
+    turn->cache.diff_item = item;
+    turn->cache.diff_token = same;
+}
+
 static base_code match_and_render(gw_turn *turn, base_err *err)
 {
     gw_app *app = turn->app;
     const eng_info *info = eng_get_info(app->engine);
     turn->chat.items = turn->items;
+    if (!turn->session.text[0] && turn->label)
+        turn->session = session_of_label(turn);
     turn->root = (gw_root){
         .tenant = turn->identity.tenant,
         .template_id = info->template_id,
         .tools = turn->chat.tools,
         .tool_count = turn->chat.tool_count,
         .thinking = turn->chat.thinking == ENG_THINK_DEFAULT ? info->thinking : turn->chat.thinking,
-        .effort = turn->chat.effort};
-    base_code code = turn->dialect->match
-                         ? turn->dialect->match(turn, err)
-                         : gw_ledger_match(app->ledger, &turn->match, &turn->root, turn->items,
-                                           turn->chat.item_count, turn->arena, err);
+        .effort = turn->chat.effort,
+        .volatile_lines = app->conf->ledger_volatile_lines,
+        .engine = app->engine,
+        .fingerprint = info->fingerprint,
+        .session = turn->label ? turn->session.text : NULL};
+    base_code code = read_restore(turn, err);
+    if (code)
+        return code;
+    code = turn->dialect->match
+               ? turn->dialect->match(turn, err)
+               : gw_ledger_match(app->ledger, &turn->match, &turn->root, turn->items,
+                                 turn->chat.item_count, turn->arena, err);
     if (!code && turn->dialect->check)
         code = turn->dialect->check(turn, err);
     if (code)
         return code;
     if (!turn->session.text[0])
-        turn->session = turn->label                   ? session_of_label(turn)
-                        : turn->match.session.text[0] ? turn->match.session
-                                                      : gw_id_mint("sess_");
+        turn->session = turn->match.session.text[0] ? turn->match.session : gw_id_mint("sess_");
     turn->request.space = space_of(turn);
     code = turn->dialect->render
                ? turn->dialect->render(turn, err)
@@ -720,8 +790,7 @@ static base_code match_and_render(gw_turn *turn, base_err *err)
     /* A prompt that fills the window leaves no room for an answer. */
     if (turn->prompt.token_count >= info->context_max)
         return too_long(err, info->context_max, turn->prompt.token_count);
-    if (gw_match_continues(&turn->match, turn->prompt.tokens, turn->prompt.token_count))
-        turn->expected_tokens = turn->match.parent_tokens;
+    expect(turn);
     gw_metrics_add(app->metrics, GW_SPLICED_ITEMS, turn->match.spliced);
     gw_metrics_add(app->metrics, GW_RENDERED_ITEMS, turn->match.rendered);
     return BASE_OK;
@@ -988,19 +1057,19 @@ void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect
 void gw_turn_extension(const gw_turn *turn, base_buf *out)
 {
     const eng_usage *usage = &turn->usage;
-    /* At most the last token of a turn has no page yet when it ends. */
-    uint32_t lost = turn->expected_tokens > usage->cached_tokens + 1
-                        ? turn->expected_tokens - usage->cached_tokens
-                        : 0;
-    const char *reason = turn->match.reason ? turn->match.reason : lost ? "evicted" : NULL;
+    const gw_cache_note *cache = &turn->cache;
+    const char *reason = gw_miss_name(cache->miss);
     base_buf_printf(out,
                     "\"whimbrel\":{\"session\":\"%s\",\"turn\":\"%s\",\"cached_tokens\":%u,"
                     "\"restored_tokens\":%u,",
                     turn->session.text, turn->id.text, usage->cached_tokens,
                     usage->restored_tokens);
-    base_buf_printf(out, "\"cache\":{\"hit\":%u,\"lost\":%u", usage->cached_tokens, lost);
+    base_buf_printf(out, "\"cache\":{\"hit\":%u,\"lost\":%u", usage->cached_tokens, cache->lost);
     if (reason)
         base_buf_printf(out, ",\"reason\":\"%s\"", reason);
+    if (cache->diff_item >= 0)
+        base_buf_printf(out, ",\"first_diff\":{\"item\":%d,\"token\":%u}", (int)cache->diff_item,
+                        cache->diff_token);
     base_buf_printf(out,
                     "},\"queue_ms\":%.3f,\"prefill_ms\":%.3f,\"ttft_ms\":%.3f,\"decode_ms\":%.3f,",
                     (double)usage->queue_ns * 1e-6, (double)usage->prefill_ns * 1e-6,

@@ -133,8 +133,10 @@ struct gw_turn {
     gw_root root;
     gw_match match;
     eng_prompt prompt;
-    uint32_t
-        expected_tokens; /* of the prompt, known to the ledger: what a perfect cache would hold */
+    /* Of the prompt: what a perfect cache would hold, had nothing in front of it changed. */
+    uint32_t expected_tokens;
+    bool continues; /* nothing did: the prompt begins with its parent, token for token */
+    gw_cache_note cache;
     base_err error;
     gw_error_row error_row; /* status 0: by the table */
     /* ---- the answer; loop ---- */

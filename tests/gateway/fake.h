@@ -303,6 +303,20 @@ base_code eng_render(const eng_engine *e, eng_prompt *out, const eng_chat *chat,
     return BASE_OK;
 }
 
+/* Of runs of bytes, without reasoning. */
+bool eng_run_seen(const eng_engine *e, uint32_t *seen, eng_text *rest, const int32_t *tokens,
+                  uint32_t token_count, eng_text reasoning, eng_text text)
+{
+    (void)e;
+    (void)reasoning;
+    for (size_t i = 0; i < text.length; i++)
+        if (i >= token_count || tokens[i] != (unsigned char)text.data[i])
+            return false;
+    *seen = (uint32_t)text.length;
+    *rest = (eng_text){"", 0};
+    return text.length > 0;
+}
+
 base_code eng_detokenize(const eng_engine *e, base_buf *out, const int32_t *tokens, uint32_t count,
                          base_err *err)
 {
@@ -399,8 +413,10 @@ static inline void engine_done(eng_finish finish, uint32_t output, int32_t stop_
 
 static char fake_directory[64];
 static gw_app app;
-static gw_conf fake_conf = {
-    .limits_json_depth_max = 128, .limits_n_max = 1, .server_keepalive_ms = 60000};
+static gw_conf fake_conf = {.ledger_restore = "auto",
+                            .limits_json_depth_max = 128,
+                            .limits_n_max = 1,
+                            .server_keepalive_ms = 60000};
 
 static inline int fake_remove(const char *path, const struct stat *st, int type, struct FTW *ftw)
 {

@@ -139,7 +139,12 @@ static gw_retention retention = GW_RETAIN_CACHED;
 static const eng_text tool_texts[] = {{"{\"name\":\"f\"}", 12}};
 static gw_root root(void)
 {
-    return (gw_root){tenant, template_id, tool_texts, 1, ENG_THINK_ENABLED, {"high", 4}};
+    return (gw_root){.tenant = tenant,
+                     .template_id = template_id,
+                     .tools = tool_texts,
+                     .tool_count = 1,
+                     .thinking = ENG_THINK_ENABLED,
+                     .effort = {"high", 4}};
 }
 
 static void make_tenants(gw_ledger *ledger)
@@ -627,29 +632,213 @@ Test(ledger, deep_and_large_arguments_are_compared_too)
     gw_hash_close(&hash);
 }
 
-Test(ledger, tools_mode_effort_template_and_tenant_are_part_of_the_root)
+Test(ledger, what_was_said_is_found_behind_other_tools_mode_effort_and_system_text)
 {
     gw_ledger *ledger = open_ledger();
     make_tenants(ledger);
-    eng_item q[] = {user("q")};
-    turn(ledger, q, 1, assistant("a", NULL), RUN(1, 2));
+    eng_item q[] = {{.role = ENG_ROLE_SYSTEM, .text = text("On 2026-12-01 you help. Turn 7.")},
+                    user("q")};
+    gw_root first = root();
+    first.volatile_lines = true;
+    cr_assert(turn_with(ledger, &first, q, 2, assistant("a", "why"), RUN(1, 2))->commit.stored);
     const eng_text spaced = {"{ \"name\" : \"f\" }", 16}, other = {"{\"name\":\"g\"}", 12};
-    gw_root roots[] = {root(), root(), root(), root(), root(), root(), root()};
-    roots[1].tools = &spaced;
-    roots[2].tools = &other;
-    roots[3].thinking = ENG_THINK_DISABLED;
-    roots[4].effort = (eng_text){"low", 3};
-    roots[5].template_id = "template-two";
-    roots[6].tenant = 2;
-    for (int i = 0; i < 7; i++) {
-        eng_item items[] = {user("q"), assistant("a", NULL)};
-        match_under(ledger, &roots[i], items, 2);
-        cr_expect_eq(items[1].tokens != NULL, i < 2, "root %d", i);
+    static const struct {
+        const char *system;
+        bool found;
+        gw_miss miss;
+    } rows[] = {{NULL, true, GW_MISS_RESTORED},
+                {NULL, true, GW_MISS_RESTORED},
+                {NULL, true, GW_MISS_TOOLS},
+                {NULL, true, GW_MISS_MODE},
+                {NULL, true, GW_MISS_MODE},
+                {"On 2026-12-02 you help. Turn 8.", true, GW_MISS_VOLATILE},
+                {"On 2026-12-01 you help a lot. Turn 7.", true, GW_MISS_EDITED},
+                {NULL, false, GW_MISS_MODEL},
+                {NULL, false, GW_MISS_NEW}};
+    for (int pass = 0; pass < 2; pass++) {
+        for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+            gw_root r = first;
+            if (i == 1)
+                r.tools = &spaced;
+            if (i == 2)
+                r.tools = &other;
+            if (i == 3)
+                r.thinking = ENG_THINK_DISABLED;
+            if (i == 4)
+                r.effort = text("low");
+            if (i == 7)
+                r.template_id = "template-two";
+            if (i == 8)
+                r.tenant = 2;
+            eng_item items[] = {q[0], user("q"), assistant("a", NULL)};
+            if (rows[i].system)
+                items[0].text = text(rows[i].system);
+            gw_match match = match_under(ledger, &r, items, 3);
+            cr_expect_eq(has_tokens(&items[2], RUN(1, 2)), rows[i].found, "row %zu", i);
+            cr_expect_eq(match.miss, rows[i].miss, "row %zu: %s", i, gw_miss_name(match.miss));
+            cr_expect_eq(match.last, i < 2 ? 2 : -1, "row %zu", i);
+        }
+        gw_ledger_close(ledger);
+        ledger = open_ledger();
+    }
+    gw_ledger_close(ledger);
+}
+
+Test(ledger, a_change_in_front_is_told_once)
+{
+    gw_ledger *ledger = open_ledger();
+    make_tenants(ledger);
+    gw_root before = root(), after = root();
+    after.tool_count = 0;
+    eng_item items[] = {user("q"), assistant("a", NULL), user("r"), assistant("b", NULL),
+                        user("s")};
+    turn_with(ledger, &before, items, 1, assistant("a", "why"), RUN(1, 2));
+    turn_with(ledger, &after, items, 3, assistant("b", "so"), RUN(3, 4));
+    gw_match match = match_under(ledger, &after, items, 5);
+    cr_assert(has_tokens(&items[1], RUN(1, 2)));
+    cr_assert(has_tokens(&items[3], RUN(3, 4)));
+    cr_assert_eq(match.last, 3);
+    cr_assert_eq(match.miss, GW_MISS_RESTORED, "%s", gw_miss_name(match.miss));
+    gw_ledger_close(ledger);
+}
+
+/* The same words behind two system texts: each has its own thoughts back, a third has none. */
+Test(ledger, lineages_that_hide_different_reasoning_are_ambiguous)
+{
+    gw_ledger *ledger = open_ledger();
+    make_tenants(ledger);
+    for (int pass = 0; pass < 2; pass++) {
+        gw_root roots[] = {root(), root(), root()};
+        roots[1].effort = text("low");
+        roots[2].effort = text("max");
+        eng_item q[] = {user("q")};
+        if (!pass) {
+            turn_with(ledger, &roots[0], q, 1, assistant("a", "one"), RUN(1, 2));
+            turn_with(ledger, &roots[1], q, 1, assistant("a", "two"), RUN(3, 4));
+        }
+        for (int i = 0; i < 3; i++) {
+            eng_item items[] = {user("q"), assistant("a", NULL)};
+            gw_match match = match_under(ledger, &roots[i], items, 2);
+            cr_expect_eq(has_tokens(&items[1], RUN(1, 2)), i == 0, "root %d", i);
+            cr_expect_eq(has_tokens(&items[1], RUN(3, 4)), i == 1, "root %d", i);
+            cr_expect_eq(match.miss, i == 2 ? GW_MISS_AMBIGUOUS : GW_MISS_RESTORED);
+        }
+        gw_ledger_close(ledger);
+        ledger = open_ledger();
+    }
+    gw_ledger_close(ledger);
+}
+
+Test(ledger, template_and_tenant_keep_runs_apart)
+{
+    gw_ledger *ledger = open_ledger();
+    make_tenants(ledger);
+    const char *id = "call_0123456789abcdef0123456789abcdef";
+    eng_item q[] = {user("q")};
+    turn(ledger, q, 1, caller("a", NULL, id, "f", "{}"), RUN(1, 2));
+    gw_root roots[] = {root(), root()};
+    roots[0].template_id = "template-two";
+    roots[1].tenant = 2;
+    static const gw_miss misses[] = {GW_MISS_MODEL, GW_MISS_TENANT};
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < 2; i++) {
+            eng_item items[] = {user("q"), caller("a", NULL, id, "f", "{}")};
+            gw_match match = match_under(ledger, &roots[i], items, 2);
+            cr_expect_null(items[1].tokens, "root %d", i);
+            cr_expect_eq(match.miss, misses[i], "root %d: %s", i, gw_miss_name(match.miss));
+            cr_expect_str_empty(match.parent.text);
+        }
+        gw_ledger_close(ledger);
+        ledger = open_ledger();
+    }
+    gw_ledger_close(ledger);
+}
+
+/* An early item was edited (an old result was cut down, say): a call id further down names a turn,
+ * and what that turn continued belongs to who has the id. */
+Test(ledger, a_minted_id_further_down_brings_the_turns_before_it)
+{
+    gw_ledger *ledger = open_ledger();
+    make_tenants(ledger);
+    for (int keep = 0; keep < 2; keep++) {
+        char id[40], first[16];
+        snprintf(id, sizeof(id), "call_%032d", keep);
+        snprintf(first, sizeof(first), "first %d", keep);
+        retention = keep ? GW_RETAIN_CACHED : GW_RETAIN_USAGE;
+        eng_item items[] = {user(first), assistant("same", NULL), user("r"),
+                            assistant("same", NULL), user("s")};
+        turn(ledger, items, 1, assistant("same", "one"), RUN(1, 2));
+        turn(ledger, items, 3, assistant("same", "two"), RUN(3, 4));
+        turn(ledger, items, 5, caller("x", "three", id, "f", "{}"), RUN(5, 6));
+        for (int pass = 0; pass <= keep; pass++) {
+            eng_item edited[] = {
+                user("cut"), assistant("same", NULL),          user("r"), assistant("same", NULL),
+                user("s"),   caller("x", NULL, id, "f", "{}"), user("t")};
+            gw_match match = match_of(ledger, edited, 7);
+            cr_expect(has_tokens(&edited[1], RUN(1, 2)), "the older of two that look the same");
+            cr_expect(has_tokens(&edited[3], RUN(3, 4)));
+            cr_expect(has_tokens(&edited[5], RUN(5, 6)));
+            cr_expect_eq(match.miss, GW_MISS_EDITED, "%s", gw_miss_name(match.miss));
+            /* Without the id nothing links; the session's label is worth nothing. */
+            gw_root r = root();
+            r.session = "sess_0123456789abcdef01234567";
+            match = match_under(ledger, &r, edited, 5);
+            cr_expect_null(edited[1].tokens);
+            cr_expect_null(edited[3].tokens);
+            cr_expect_eq(match.miss, keep ? GW_MISS_EDITED : GW_MISS_NEW, "%s",
+                         gw_miss_name(match.miss));
+            cr_expect_eq(match.parent_guessed, keep == 1);
+            if (pass == keep)
+                break;
+            gw_ledger_close(ledger);
+            ledger = open_ledger();
+        }
     }
     gw_ledger_close(ledger);
 }
 
 /* ---- restoring ---- */
+
+Test(ledger, restoring_is_as_far_as_the_request_wants)
+{
+    gw_ledger *ledger = open_ledger();
+    make_tenants(ledger);
+    const char *id = "call_0123456789abcdef0123456789abcdef";
+    eng_item items[] = {user("q"), assistant("a", NULL),           user("r"), assistant("b", NULL),
+                        user("s"), caller("", NULL, id, "f", "{}")};
+    turn(ledger, items, 1, assistant("a", "one"), RUN(1, 2));
+    turn(ledger, items, 3, assistant("b", NULL), RUN(3, 4));
+    turn(ledger, items, 5, caller("", "two", id, "f", "{}"), RUN(5, 6));
+    static const struct {
+        gw_restore restore;
+        uint32_t count; /* of items sent */
+        bool hidden, open, called;
+    } rows[] = {
+        {GW_RESTORE_AUTO, 4, true, true, false},     {GW_RESTORE_AUTO, 6, true, true, true},
+        {GW_RESTORE_LINKED, 4, false, false, false}, {GW_RESTORE_LINKED, 6, true, true, true},
+        {GW_RESTORE_OFF, 4, false, false, false},    {GW_RESTORE_OFF, 6, false, true, false},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        gw_root r = root();
+        r.restore = rows[i].restore;
+        match_under(ledger, &r, items, rows[i].count);
+        cr_expect_eq(items[1].tokens != NULL, rows[i].hidden, "row %zu", i);
+        /* What hides nothing is taken; behind an item that is not as it was, it needs a link. */
+        cr_expect_eq(items[3].tokens != NULL, rows[i].open, "row %zu", i);
+        if (rows[i].count > 5)
+            cr_expect_eq(items[5].tokens != NULL, rows[i].called, "row %zu", i);
+    }
+    eng_item sent[] = {user("q"), assistant("a", "one")};
+    gw_root r = root();
+    r.restore = GW_RESTORE_OFF;
+    match_under(ledger, &r, sent, 2);
+    cr_assert(has_tokens(&sent[1], RUN(1, 2)), "what was sent is not hidden");
+    gw_restore parsed;
+    cr_assert(gw_restore_parse(&parsed, "linked"));
+    cr_assert_eq(parsed, GW_RESTORE_LINKED);
+    cr_assert_not(gw_restore_parse(&parsed, "on"));
+    gw_ledger_close(ledger);
+}
 
 Test(ledger, hidden_reasoning_comes_back_when_only_one_run_fits)
 {
@@ -661,7 +850,7 @@ Test(ledger, hidden_reasoning_comes_back_when_only_one_run_fits)
     gw_match match = match_of(ledger, items, 2);
     cr_assert(has_tokens(&items[1], RUN(1, 2)));
     cr_assert_eq(match.restored, 1);
-    cr_assert_null(match.reason);
+    cr_assert_eq(match.miss, GW_MISS_RESTORED);
     gw_ledger_close(ledger);
 }
 
@@ -678,7 +867,7 @@ Test(ledger, several_runs_without_a_link_restore_none)
         eng_item items[] = {user("q"), assistant("a", NULL)};
         gw_match match = match_of(ledger, items, 2);
         cr_assert_null(items[1].tokens);
-        cr_assert_str_eq(match.reason, "ambiguous");
+        cr_assert_eq(match.miss, GW_MISS_AMBIGUOUS);
         eng_item sent[] = {user("q"), assistant("a", "two")};
         match_of(ledger, sent, 2);
         cr_assert(has_tokens(&sent[1], RUN(3, 4)),
@@ -727,7 +916,7 @@ Test(ledger, a_minted_call_id_names_its_run)
         cr_expect(has_tokens(&b[1], RUN(3, 4)));
         cr_expect_null(edited[1].tokens, "what the client edited wins");
         cr_expect_null(unknown[1].tokens);
-        cr_expect_str_eq(match.reason, "ambiguous");
+        cr_expect_eq(match.miss, GW_MISS_AMBIGUOUS);
         /* Another tenant's knowledge of the id is worth nothing. */
         gw_root r = root();
         r.tenant = 2;
@@ -752,7 +941,7 @@ Test(ledger, a_minted_call_id_holds_when_the_tools_changed)
     eng_item items[] = {user("q"), caller(NULL, NULL, id, "f", "{}"), user("r")};
     gw_match match = match_under(ledger, &r, items, 3);
     cr_assert(has_tokens(&items[1], RUN(1, 2)));
-    cr_assert_str_eq(match.reason, "prefix changed");
+    cr_assert_eq(match.miss, GW_MISS_TOOLS);
     cr_assert_eq(match.last, -1);
     gw_ledger_close(ledger);
 }
@@ -780,6 +969,27 @@ Test(ledger, planted_reasoning_stays_with_who_planted_it)
     gw_ledger_close(ledger);
 }
 
+Test(ledger, planted_reasoning_stays_behind_another_front_too)
+{
+    gw_ledger *ledger = open_ledger();
+    make_tenants(ledger);
+    gw_root one = root(), two = root();
+    two.tool_count = 0;
+    eng_item planted[] = {user("q"), assistant("a", "planted"), user("r")};
+    turn_with(ledger, &one, planted, 3, assistant("b", "from the planted"), RUN(1, 2));
+    for (int i = 0; i < 2; i++) {
+        eng_item items[] = {user("q"), assistant("a", NULL), user("r"), assistant("b", NULL)};
+        match_under(ledger, i ? &two : &one, items, 4);
+        cr_assert_null(items[1].tokens);
+        cr_assert_null(items[3].tokens);
+        eng_item own[] = {user("q"), assistant("a", "planted"), user("r"), assistant("b", NULL)};
+        match_under(ledger, i ? &two : &one, own, 4);
+        cr_assert_null(own[1].tokens);
+        cr_assert(has_tokens(&own[3], RUN(1, 2)), "who planted it goes on from it");
+    }
+    gw_ledger_close(ledger);
+}
+
 Test(ledger, planted_reasoning_beside_a_generated_run)
 {
     gw_ledger *ledger = open_ledger();
@@ -794,7 +1004,7 @@ Test(ledger, planted_reasoning_beside_a_generated_run)
     match = match_of(ledger, plain, 4);
     cr_assert(has_tokens(&plain[1], RUN(1, 2)), "the generated one, not the plant");
     cr_assert_null(plain[3].tokens);
-    cr_assert_str_eq(match.reason, "edited history");
+    cr_assert_eq(match.miss, GW_MISS_EDITED);
     gw_ledger_close(ledger);
 }
 
@@ -912,7 +1122,7 @@ Test(ledger, more_alternatives_than_memory_lists)
     eng_item none[] = {user("q"), assistant("a", NULL)};
     gw_match match = match_of(ledger, none, 2);
     cr_assert_null(none[1].tokens);
-    cr_assert_str_eq(match.reason, "ambiguous");
+    cr_assert_eq(match.miss, GW_MISS_AMBIGUOUS);
     eng_item early[] = {user("q"), assistant("a", thoughts[3])};
     match_of(ledger, early, 2);
     cr_assert(early[1].tokens && early[1].tokens[0] == 3);
