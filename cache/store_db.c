@@ -15,6 +15,7 @@
 #include <xxhash.h>
 
 #include "engine/base/log.h"
+#include "engine/base/scrub.h"
 
 #define BUSY_MS 250
 #define DAY_MS (24 * 3600 * 1000ll)
@@ -100,7 +101,7 @@ static int connect_db(kv_store *store)
     char path[4096];
     snprintf(path, sizeof path, "%s/index.db", store->dir);
     int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX;
-    int rc = sqlite3_open_v2(path, &store->db, flags, NULL);
+    int rc = sqlite3_open_v2(path, &store->db, flags, base_scrub_vfs());
     if (rc == SQLITE_OK && sqlite3_db_readonly(store->db, "main") == 1)
         rc = SQLITE_READONLY;
     if (rc != SQLITE_OK)

@@ -190,7 +190,7 @@ static void *keeper_main(void *ctx)
             if (sweep || tidy) {
                 kept_small = now;
                 gw_ledger_trim(ledger, NULL);
-                gw_ledger_purge(ledger);
+                gw_purge(ledger);
             }
             bool cut = idle && gw_db_checkpoint(c, SQLITE_CHECKPOINT_TRUNCATE);
             if (!idle && pages >= CHECKPOINT_PAGES)

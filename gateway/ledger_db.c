@@ -11,6 +11,7 @@
 
 #include "engine/base/log.h"
 #include "engine/base/num.h"
+#include "engine/base/scrub.h"
 
 #define NATIVE_COLUMNS                                                                             \
     "s.id, s.public, t.public, s.forked_session, s.forked_turn, s.model, s.metadata, s.config, "   \
@@ -316,10 +317,11 @@ base_code gw_db_open(gw_db **out, const char *file, uint32_t busy_ms, bool write
     if (!c)
         return base_fail(err, BASE_NOMEM, "no memory for a database connection");
     int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX | (writer ? SQLITE_OPEN_CREATE : 0);
-    int code = sqlite3_open_v2(file, &c->db, flags, NULL);
+    int code = sqlite3_open_v2(file, &c->db, flags, base_scrub_vfs());
     if (code == SQLITE_OK) {
         sqlite3_busy_timeout(c->db, (int)busy_ms);
-        /* secure_delete: what was erased must not be found in the file's free pages. */
+        /* secure_delete: what was erased must not be found in the file's free pages; what it leaves
+         * beside cells that moved is base_scrub_vfs's. */
         code = sqlite3_exec(
             c->db,
             "PRAGMA synchronous=NORMAL; PRAGMA temp_store=MEMORY; PRAGMA secure_delete=ON;"

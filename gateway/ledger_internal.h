@@ -361,6 +361,8 @@ gw_deletion *gw_deletion_begin(gw_ledger *ledger, gw_db *c); /* NULL without mem
 bool gw_deletion_turn(gw_deletion *d, int64_t turn);
 /* Orders the erasure of the pages if `ok`, frees. False on an error of the database. */
 bool gw_deletion_end(gw_deletion *d, bool ok);
+/* gw_ledger_purge if anything was deleted since the last one. */
+void gw_purge(gw_ledger *ledger);
 
 /* ---- ledger_stream.c, ledger_conversation.c ---- */
 

@@ -318,7 +318,8 @@ static base_code deletion(gw_ledger *ledger, gw_db *c, base_code (*body)(gw_dele
 }
 
 typedef struct sweep {
-    int64_t now_ms, tenant; /* of one tenant; 0: of all */
+    int64_t now_ms;
+    int64_t tenant, bound; /* of a trim: one tenant's, 0: all; bytes that may stay */
     leaving rows[SWEEP_TURNS];
     uint32_t count;
 } sweep;
@@ -412,9 +413,12 @@ static sqlite3_stmt *trim_list(gw_db *c, int64_t tenant, int max)
 static base_code trim_body(gw_deletion *d, void *ctx)
 {
     sweep *job = ctx;
+    int64_t bytes = INT64_MAX;
     bool ok = list(job, trim_list(d->c, job->tenant, SWEEP_TURNS));
-    for (uint32_t i = 0; ok && i < job->count; i++)
-        ok = delete_turn(d, &job->rows[i]);
+    uint32_t count = job->count;
+    for (job->count = 0; ok && job->count < count && bytes > job->bound; job->count++)
+        ok =
+            delete_turn(d, &job->rows[job->count]) && !count_bytes(d->c, job->tenant, &bytes, NULL);
     return ok ? BASE_OK : BASE_IO;
 }
 
@@ -427,7 +431,7 @@ static base_code trim_to(gw_ledger *ledger, int64_t tenant, uint64_t bytes_max, 
 {
     int64_t bytes, bound = (int64_t)bytes_max;
     uint64_t turns = 0;
-    sweep job = {.tenant = tenant};
+    sweep job = {.tenant = tenant, .bound = (int64_t)(bytes_max / 100 * TRIM_PERCENT)};
     base_code code;
     do {
         gw_db *c = gw_reader_take(ledger, err);
@@ -437,7 +441,7 @@ static base_code trim_to(gw_ledger *ledger, int64_t tenant, uint64_t bytes_max, 
         gw_reader_give(ledger, c);
         job.count = 0;
         if (!code && bytes > bound) {
-            bound = (int64_t)(bytes_max / 100 * TRIM_PERCENT);
+            bound = job.bound;
             code = gw_on_writer(ledger, run_trim, &job, err);
             turns += job.count;
             atomic_fetch_add(&ledger->trim_count, job.count);
@@ -608,13 +612,21 @@ static void erase_pages(gw_ledger *ledger)
 
 void gw_ledger_purge(gw_ledger *ledger)
 {
+    /* Set before the deletion was committed, it may have been taken back too early. */
+    atomic_store(&ledger->unclean, true);
+    gw_purge(ledger);
+}
+
+void gw_purge(gw_ledger *ledger)
+{
     pthread_mutex_lock(&ledger->purge_mutex);
     erase_pages(ledger);
     if (atomic_exchange(&ledger->unclean, false)) {
         gw_db *c = gw_reader_take(ledger, NULL);
         /* Most of it is copied while commits go on; the cut then holds them up for little. */
-        if (!c || !gw_db_checkpoint(c, SQLITE_CHECKPOINT_PASSIVE) ||
-            !gw_db_checkpoint(c, SQLITE_CHECKPOINT_TRUNCATE))
+        if (c)
+            gw_db_checkpoint(c, SQLITE_CHECKPOINT_PASSIVE);
+        if (!c || !gw_db_checkpoint(c, SQLITE_CHECKPOINT_TRUNCATE))
             atomic_store(&ledger->unclean, true);
         if (c)
             gw_reader_give(ledger, c);
