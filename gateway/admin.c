@@ -59,7 +59,9 @@ typedef struct change {
     gw_exchange *exchange;
     bool make;  /* else revoke, */
     bool force; /* the last key with scope admin, too */
-    char tenant[GW_TENANT_NAME_MAX + 1], label[GW_TENANT_NAME_MAX + 1], text[GW_KEY_TEXT_MAX + 1];
+    char tenant[GW_TENANT_NAME_MAX + 1], label[GW_TENANT_NAME_MAX + 1];
+    char group[GW_TENANT_NAME_MAX + 1]; /* "": as it is */
+    char text[GW_KEY_TEXT_MAX + 1];
     uint32_t scopes;
     int64_t key;
     base_err err;
@@ -84,6 +86,10 @@ static void add_row(base_buf *out, const gw_key_info *info)
     const char *comma = "";
     base_buf_printf(out, "\"id\":\"%" PRId64 "\",\"object\":\"key\",\"tenant\":", info->key);
     base_buf_json_string(out, info->tenant_name, strlen(info->tenant_name));
+    if (info->group[0] != '\0') {
+        base_buf_puts(out, ",\"group\":");
+        base_buf_json_string(out, info->group, strlen(info->group));
+    }
     base_buf_puts(out, ",\"label\":");
     base_buf_json_string(out, info->label, strlen(info->label));
     base_buf_puts(out, ",\"scopes\":[");
@@ -159,7 +165,8 @@ static void run_change(gw_job *job)
 {
     change *c = (change *)job;
     if (c->make)
-        gw_tenants_mint(c->app->tenants, c->text, c->tenant, c->label, c->scopes, &c->err);
+        gw_tenants_mint(c->app->tenants, c->text, c->tenant, c->group[0] ? c->group : NULL,
+                        c->label, c->scopes, &c->err);
     else
         gw_tenants_revoke(c->app->tenants, c->key, c->force, &c->err);
     c->done.run = on_done;
@@ -238,7 +245,8 @@ void gw_admin_keys_make(gw_app *app, gw_exchange *exchange)
     else if (!json_is_object(body))
         base_fail(&err, BASE_INVALID, "the body must be a JSON object");
     else if (copy_text(c->tenant, body, "tenant", "default", &err) &&
-             copy_text(c->label, body, "label", "", &err) && read_scopes(&c->scopes, body, &err) &&
+             copy_text(c->label, body, "label", "", &err) &&
+             copy_text(c->group, body, "group", "", &err) && read_scopes(&c->scopes, body, &err) &&
              !gw_tenants_keyed(app->tenants) && (c->scopes & GW_SCOPE_ADMIN) == 0)
         base_fail_param(&err, BASE_INVALID, "scopes",
                         "the first key needs scope admin: from then on these paths ask for it");

@@ -302,8 +302,8 @@ base_code gw_ledger_room(gw_ledger *ledger, int64_t tenant, base_err *err);
 
 typedef struct gw_tenant_row {
     int64_t id;
-    uint64_t salt;
-    const char *name; /* borrowed for the call */
+    uint64_t salt;            /* its own, or its group's */
+    const char *name, *group; /* borrowed for the call; NULL: in none */
 } gw_tenant_row;
 typedef struct gw_key_row {
     int64_t id, tenant, created_ms;
@@ -318,6 +318,10 @@ base_code gw_ledger_keys(gw_ledger *ledger, void (*row)(void *ctx, const gw_key_
 /* These run on the writer and block until they are committed. */
 base_code gw_ledger_tenant_put(gw_ledger *ledger, int64_t *id, uint64_t *salt, const char *name,
                                base_err *err);
+/* Puts a tenant into a sharing group, which is made if it is new. BASE_CONFLICT if it is in another
+ * one. */
+base_code gw_ledger_tenant_share(gw_ledger *ledger, int64_t tenant, const char *group,
+                                 uint64_t *salt, base_err *err);
 base_code gw_ledger_key_put(gw_ledger *ledger, int64_t *id, int64_t tenant, const uint8_t hash[32],
                             uint32_t scopes, const char *label, base_err *err);
 base_code gw_ledger_key_revoke(gw_ledger *ledger, int64_t id, base_err *err);

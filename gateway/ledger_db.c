@@ -103,8 +103,15 @@ static const char *const sql_text[GW_SQL_COUNT] = {
     [GW_SQL_TURN_FORGET] = "UPDATE turns SET echo=NULL, sum=NULL, retention=1, expires_ms=?4 WHERE "
                            "public_key=?1 AND public=?2 AND tenant=?3 AND echo IS NOT NULL "
                            "RETURNING id",
-    [GW_SQL_TENANTS] = "SELECT id, name, salt FROM tenants ORDER BY id",
-    [GW_SQL_TENANT_FIND] = "SELECT id, salt FROM tenants WHERE name=?1",
+    /* The salt is the group's where tenants share pages. */
+    [GW_SQL_TENANTS] = "SELECT t.id, t.name, ifnull(g.salt, t.salt), g.name FROM tenants t LEFT "
+                       "JOIN groups g ON g.id=t.sharing ORDER BY t.id",
+    [GW_SQL_TENANT_FIND] = "SELECT t.id, ifnull(g.salt, t.salt) FROM tenants t LEFT JOIN groups g "
+                           "ON g.id=t.sharing WHERE t.name=?1",
+    [GW_SQL_TENANT_SHARE] =
+        "UPDATE tenants SET sharing=?2 WHERE id=?1 AND (sharing IS NULL OR sharing=?2)",
+    [GW_SQL_GROUP_FIND] = "SELECT id, salt FROM groups WHERE name=?1",
+    [GW_SQL_GROUP_ADD] = "INSERT INTO groups(name, salt, created_ms) VALUES(?1, ?2, ?3)",
     [GW_SQL_TENANT_ADD] = "INSERT INTO tenants(name, salt, created_ms) VALUES(?1, ?2, ?3)",
     [GW_SQL_KEYS] =
         "SELECT id, tenant, hash, scopes, label, created_ms FROM keys WHERE revoked_ms IS "

@@ -17,6 +17,7 @@ base_code gw_ledger_tenants(gw_ledger *ledger, void (*row)(void *ctx, const gw_t
     while (s && (code = sqlite3_step(s)) == SQLITE_ROW)
         row(ctx, &(gw_tenant_row){.id = sqlite3_column_int64(s, 0),
                                   .name = (const char *)sqlite3_column_text(s, 1),
+                                  .group = (const char *)sqlite3_column_text(s, 3),
                                   .salt = (uint64_t)sqlite3_column_int64(s, 2)});
     sqlite3_reset(s);
     base_code result = code == SQLITE_DONE ? BASE_OK : gw_db_error(c, err, "cannot read tenants");
@@ -49,50 +50,84 @@ base_code gw_ledger_keys(gw_ledger *ledger, void (*row)(void *ctx, const gw_key_
     return result;
 }
 
-typedef struct tenant_put {
+typedef struct named {
     const char *name;
-    int64_t id;
+    int64_t id, tenant;
     uint64_t salt;
-} tenant_put;
+} named;
 
-static base_code run_tenant_put(gw_ledger *ledger, gw_db *c, void *ctx, base_err *err)
+/* A tenant or group by its name, made with a random salt if there is none. */
+static base_code find_or_make(gw_db *c, named *job, gw_sql find, gw_sql add, base_err *err)
 {
-    (void)ledger;
-    tenant_put *put = ctx;
-    sqlite3_stmt *s = gw_db_statement(c, GW_SQL_TENANT_FIND);
+    sqlite3_stmt *s = gw_db_statement(c, find);
     if (!s)
-        return gw_db_error(c, err, "cannot read a tenant");
-    gw_bind_text(s, 1, put->name);
+        return gw_db_error(c, err, "cannot read tenants");
+    gw_bind_text(s, 1, job->name);
     int code = sqlite3_step(s);
     if (code == SQLITE_ROW) {
-        put->id = sqlite3_column_int64(s, 0);
-        put->salt = (uint64_t)sqlite3_column_int64(s, 1);
+        job->id = sqlite3_column_int64(s, 0);
+        job->salt = (uint64_t)sqlite3_column_int64(s, 1);
     }
     sqlite3_reset(s);
     if (code == SQLITE_ROW)
         return BASE_OK;
-    if (code != SQLITE_DONE ||
-        getrandom(&put->salt, sizeof(put->salt), 0) != (ssize_t)sizeof(put->salt))
-        return gw_db_error(c, err, "cannot make a tenant");
-    s = gw_db_statement(c, GW_SQL_TENANT_ADD);
+    if (code != SQLITE_DONE)
+        return gw_db_error(c, err, "cannot read tenants");
+    if (getrandom(&job->salt, sizeof(job->salt), 0) != (ssize_t)sizeof(job->salt))
+        return base_fail(err, BASE_IO, "the system gives no random bytes");
+    s = gw_db_statement(c, add);
     if (!s)
         return gw_db_error(c, err, "cannot make a tenant");
-    gw_bind_text(s, 1, put->name);
-    sqlite3_bind_int64(s, 2, (int64_t)put->salt);
+    gw_bind_text(s, 1, job->name);
+    sqlite3_bind_int64(s, 2, (int64_t)job->salt);
     sqlite3_bind_int64(s, 3, base_wall_ms());
     if (!gw_db_execute(s))
         return gw_db_error(c, err, "cannot make a tenant");
-    put->id = sqlite3_last_insert_rowid(c->db);
+    job->id = sqlite3_last_insert_rowid(c->db);
     return BASE_OK;
+}
+
+static base_code run_tenant_put(gw_ledger *ledger, gw_db *c, void *ctx, base_err *err)
+{
+    (void)ledger;
+    return find_or_make(c, ctx, GW_SQL_TENANT_FIND, GW_SQL_TENANT_ADD, err);
 }
 
 base_code gw_ledger_tenant_put(gw_ledger *ledger, int64_t *id, uint64_t *salt, const char *name,
                                base_err *err)
 {
-    tenant_put put = {.name = name};
+    named put = {.name = name};
     base_code code = gw_on_writer(ledger, run_tenant_put, &put, err);
     *id = put.id;
     *salt = put.salt;
+    return code;
+}
+
+static base_code run_tenant_share(gw_ledger *ledger, gw_db *c, void *ctx, base_err *err)
+{
+    (void)ledger;
+    named *job = ctx;
+    base_code code = find_or_make(c, job, GW_SQL_GROUP_FIND, GW_SQL_GROUP_ADD, err);
+    if (code)
+        return code;
+    sqlite3_stmt *s = gw_db_statement(c, GW_SQL_TENANT_SHARE);
+    if (!s)
+        return gw_db_error(c, err, "cannot share pages");
+    sqlite3_bind_int64(s, 1, job->tenant);
+    sqlite3_bind_int64(s, 2, job->id);
+    if (!gw_db_execute(s))
+        return gw_db_error(c, err, "cannot share pages");
+    return sqlite3_changes(c->db) ? BASE_OK
+                                  : base_fail_param(err, BASE_CONFLICT, "group",
+                                                    "this tenant is in another sharing group");
+}
+
+base_code gw_ledger_tenant_share(gw_ledger *ledger, int64_t tenant, const char *group,
+                                 uint64_t *salt, base_err *err)
+{
+    named share = {.name = group, .tenant = tenant};
+    base_code code = gw_on_writer(ledger, run_tenant_share, &share, err);
+    *salt = share.salt;
     return code;
 }
 

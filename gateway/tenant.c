@@ -23,8 +23,8 @@
 
 typedef struct tenant {
     int64_t id;
-    uint64_t salt;
-    char name[GW_TENANT_NAME_MAX + 1];
+    uint64_t salt; /* its own, or its group's */
+    char name[GW_TENANT_NAME_MAX + 1], group[GW_TENANT_NAME_MAX + 1];
 } tenant;
 
 typedef struct key {
@@ -68,16 +68,26 @@ static tenant *tenant_by_id(gw_tenants *tenants, int64_t id)
     return NULL;
 }
 
-static bool add_tenant(gw_tenants *tenants, int64_t id, uint64_t salt, const char *name)
+/* A tenant that is there may have another salt by now. */
+static bool add_tenant(gw_tenants *tenants, int64_t id, uint64_t salt, const char *name,
+                       const char *group)
 {
-    if (tenant_by_id(tenants, id))
+    tenant *there = tenant_by_id(tenants, id);
+    if (there) {
+        there->salt = salt;
+        if (group)
+            snprintf(there->group, sizeof(there->group), "%s", group);
+        if (id == tenants->open.tenant)
+            tenants->open.salt = salt;
         return true;
+    }
     if (!grow((void **)&tenants->tenants, &tenants->tenant_capacity, tenants->tenant_count,
               sizeof(tenant), TENANTS_MAX))
         return false;
     tenant *slot = &tenants->tenants[tenants->tenant_count++];
     *slot = (tenant){.id = id, .salt = salt};
     snprintf(slot->name, sizeof(slot->name), "%s", name);
+    snprintf(slot->group, sizeof(slot->group), "%s", group ? group : "");
     return true;
 }
 
@@ -112,7 +122,7 @@ typedef struct loading {
 static void load_tenant(void *ctx, const gw_tenant_row *row)
 {
     loading *l = ctx;
-    if (!add_tenant(l->tenants, row->id, row->salt, row->name))
+    if (!add_tenant(l->tenants, row->id, row->salt, row->name, row->group))
         l->failed = true;
 }
 
@@ -321,10 +331,12 @@ static base_code check_name(const char *what, const char *text, base_err *err)
     return BASE_OK;
 }
 
-base_code gw_tenants_add(gw_tenants *tenants, const char *text, const char *name, const char *label,
-                         uint32_t scopes, base_err *err)
+base_code gw_tenants_add(gw_tenants *tenants, const char *text, const char *name, const char *group,
+                         const char *label, uint32_t scopes, base_err *err)
 {
     base_code code = check_name("tenant", name, err);
+    if (!code && group)
+        code = check_name("group", group, err);
     if (code)
         return code;
     if (strlen(label) > GW_TENANT_NAME_MAX)
@@ -346,6 +358,8 @@ base_code gw_tenants_add(gw_tenants *tenants, const char *text, const char *name
         return base_fail_param(err, BASE_INVALID, "key", "this is not a key");
     uint64_t salt;
     code = gw_ledger_tenant_put(tenants->ledger, &row.tenant, &salt, name, err);
+    if (!code && group)
+        code = gw_ledger_tenant_share(tenants->ledger, row.tenant, group, &salt, err);
     if (!code)
         code =
             gw_ledger_key_put(tenants->ledger, &row.id, row.tenant, row.hash, scopes, label, err);
@@ -353,7 +367,7 @@ base_code gw_tenants_add(gw_tenants *tenants, const char *text, const char *name
         return code;
     row.created_ms = base_wall_ms();
     pthread_mutex_lock(&tenants->mutex);
-    bool added = add_tenant(tenants, row.tenant, salt, name) && add_key(tenants, &row);
+    bool added = add_tenant(tenants, row.tenant, salt, name, group) && add_key(tenants, &row);
     pthread_mutex_unlock(&tenants->mutex);
     return added ? BASE_OK
                  : base_fail(err, BASE_NOMEM,
@@ -361,7 +375,7 @@ base_code gw_tenants_add(gw_tenants *tenants, const char *text, const char *name
 }
 
 base_code gw_tenants_mint(gw_tenants *tenants, char text[GW_KEY_TEXT_MAX + 1], const char *name,
-                          const char *label, uint32_t scopes, base_err *err)
+                          const char *group, const char *label, uint32_t scopes, base_err *err)
 {
     uint8_t random[24];
     if (getrandom(random, sizeof(random), 0) != (ssize_t)sizeof(random))
@@ -369,7 +383,7 @@ base_code gw_tenants_mint(gw_tenants *tenants, char text[GW_KEY_TEXT_MAX + 1], c
     size_t at = (size_t)snprintf(text, GW_KEY_TEXT_MAX + 1, "wb_");
     for (size_t i = 0; i < sizeof(random); i++)
         at += (size_t)snprintf(text + at, GW_KEY_TEXT_MAX + 1 - at, "%02x", random[i]);
-    return gw_tenants_add(tenants, text, name, label, scopes, err);
+    return gw_tenants_add(tenants, text, name, group, label, scopes, err);
 }
 
 /* True if `id` is the one key with scope admin, and others stay that nobody could manage then. */
@@ -422,8 +436,11 @@ uint32_t gw_tenants_keys(gw_tenants *tenants, gw_key_info *out, uint32_t max)
 {
     pthread_mutex_lock(&tenants->mutex);
     uint32_t count = tenants->key_count;
-    for (uint32_t i = 0; i < count && i < max; i++)
+    for (uint32_t i = 0; i < count && i < max; i++) {
         out[i] = tenants->keys[i].info;
+        const tenant *owner = tenant_by_id(tenants, out[i].tenant);
+        snprintf(out[i].group, sizeof(out[i].group), "%s", owner ? owner->group : "");
+    }
     pthread_mutex_unlock(&tenants->mutex);
     return count;
 }

@@ -2,9 +2,10 @@
  *
  * Tenants and keys are rows of the ledger's database, read at create and held in memory; a key is
  * stored as the SHA-256 of its text and compared in constant time over all keys without an early
- * exit. A tenant's salt is 64 random bits, stored, the namespace of its cached pages. While the
- * database has no key, everyone on loopback is the tenant `default` with every scope and nobody
- * else is admitted. Thread: any, unless said otherwise; one mutex, held for the compare. */
+ * exit. A tenant's salt is 64 random bits, stored, the namespace of its cached pages; tenants of
+ * one sharing group have the group's instead, and share pages, nothing else. While the database has
+ * no key, everyone on loopback is the tenant `default` with every scope and nobody else is
+ * admitted. Thread: any, unless said otherwise; one mutex, held for the compare. */
 #pragma once
 #include "engine/base/err.h"
 #include "gateway/account.h"
@@ -23,7 +24,7 @@ typedef enum gw_scope {
 typedef struct gw_identity {
     int64_t tenant; /* row id */
     int64_t key;    /* row id, 0 without keys */
-    uint64_t salt;  /* eng_request.space */
+    uint64_t salt;  /* eng_request.space; one for all tenants of a group */
     uint32_t scopes;
     char name[GW_TENANT_NAME_MAX + 1];
 } gw_identity;
@@ -63,13 +64,14 @@ bool gw_tenants_admit(gw_tenants *tenants, gw_identity *out, gw_exchange *exchan
                       uint32_t scopes);
 
 /* Mints a key ("wb_" and 48 hex digits of 192 random bits) for a tenant, which is made if it is
- * new. The text is given out here and never again. Blocks until the row is committed. */
+ * new. `group`: the sharing group that it enters for good, NULL: as it is; BASE_CONFLICT if it is
+ * in another. The text is given out here and never again. Blocks until the row is committed. */
 base_code gw_tenants_mint(gw_tenants *tenants, char key[GW_KEY_TEXT_MAX + 1], const char *tenant,
-                          const char *label, uint32_t scopes, base_err *err);
+                          const char *group, const char *label, uint32_t scopes, base_err *err);
 /* Adds a key whose text the operator chose (at least 16 characters); BASE_CONFLICT if it is there
  * already. Blocks. */
 base_code gw_tenants_add(gw_tenants *tenants, const char *key, const char *tenant,
-                         const char *label, uint32_t scopes, base_err *err);
+                         const char *group, const char *label, uint32_t scopes, base_err *err);
 /* By its row id. BASE_NOT_FOUND; without `force` BASE_CONFLICT for the last key with scope admin
  * while there are others. Blocks. Without the last key, loopback is open again. */
 base_code gw_tenants_revoke(gw_tenants *tenants, int64_t key, bool force, base_err *err);
@@ -79,7 +81,8 @@ typedef struct gw_key_info {
     uint32_t scopes;
     int64_t created_ms;
     char tenant_name[GW_TENANT_NAME_MAX + 1], label[GW_TENANT_NAME_MAX + 1];
-    char hint[9]; /* first 8 hex digits of the hash, to tell keys apart */
+    char group[GW_TENANT_NAME_MAX + 1]; /* "": none */
+    char hint[9];                       /* first 8 hex digits of the hash, to tell keys apart */
 } gw_key_info;
 /* Copies up to `max` rows; returns how many there are. */
 uint32_t gw_tenants_keys(gw_tenants *tenants, gw_key_info *out, uint32_t max);

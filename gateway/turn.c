@@ -32,7 +32,11 @@
 #define DRY_TOKENS_MAX (1u << 26)
 #define LOCKED_RETRY_MS 1000
 
-static atomic_uint_fast64_t request_ids = 1;
+uint64_t gw_request_id(void)
+{
+    static atomic_uint_fast64_t ids = 1;
+    return atomic_fetch_add(&ids, 1);
+}
 
 /* ---- writing, as long as there is someone to read ---- */
 
@@ -686,9 +690,11 @@ static uint64_t space_of(const gw_turn *turn)
 static gw_id session_of_label(const gw_turn *turn)
 {
     unsigned char digest[SHA256_DIGEST_LENGTH];
-    char head[32];
+    char head[64];
+    /* Tenants of a group have one salt, and sessions of their own. */
     int length =
-        snprintf(head, sizeof(head), "session %016llx ", (unsigned long long)turn->identity.salt);
+        snprintf(head, sizeof(head), "session %016llx %lld ",
+                 (unsigned long long)turn->identity.salt, (long long)turn->identity.tenant);
     size_t label = strlen(turn->label);
     char *text = malloc((size_t)length + label);
     if (!text)
@@ -1013,7 +1019,7 @@ void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect
     turn->id = gw_id_mint("turn_");
     turn->stop_index = -1;
     turn->retention = GW_RETAIN_CACHED;
-    turn->request = (eng_request){.id = atomic_fetch_add(&request_ids, 1),
+    turn->request = (eng_request){.id = gw_request_id(),
                                   .sampling = ENG_SAMPLING_DEFAULT,
                                   .parse = ENG_PARSE_CHAT,
                                   .tool_choice = ENG_TOOL_AUTO};

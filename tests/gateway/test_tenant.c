@@ -61,7 +61,7 @@ static const char key[] = "KEY-of-sixteen-or-more";
 static void add(const char *text, const char *tenant, uint32_t scopes)
 {
     base_err err = BASE_ERR_INIT;
-    cr_assert_eq(gw_tenants_add(tenants, text, tenant, "label", scopes, &err), BASE_OK, "%s",
+    cr_assert_eq(gw_tenants_add(tenants, text, tenant, NULL, "label", scopes, &err), BASE_OK, "%s",
                  err.text);
 }
 
@@ -155,7 +155,7 @@ Test(tenant, scopes_are_asked_for)
 Test(tenant, tenants_and_salts_survive_a_restart)
 {
     char minted[GW_KEY_TEXT_MAX + 1];
-    cr_assert_eq(gw_tenants_mint(tenants, minted, "acme", "l", GW_SCOPE_ALL, NULL), BASE_OK);
+    cr_assert_eq(gw_tenants_mint(tenants, minted, "acme", NULL, "l", GW_SCOPE_ALL, NULL), BASE_OK);
     add(key, "globex", GW_SCOPE_INFER);
     gw_identity one, two, again;
     cr_assert_eq(as(NULL, minted, &one), GW_AUTH_OK);
@@ -192,11 +192,42 @@ Test(tenant, revoked_keys_open_nothing_and_cannot_be_added_again)
     cr_assert_eq(gw_tenants_revoke(tenants, info[0].key, false, NULL), BASE_OK);
     cr_assert_eq(gw_tenants_revoke(tenants, info[0].key, false, NULL), BASE_NOT_FOUND);
     cr_assert_eq(as(NULL, key, NULL), GW_AUTH_WRONG);
-    cr_assert_eq(gw_tenants_add(tenants, key, "acme", "l", GW_SCOPE_INFER, NULL), BASE_CONFLICT);
+    cr_assert_eq(gw_tenants_add(tenants, key, "acme", NULL, "l", GW_SCOPE_INFER, NULL),
+                 BASE_CONFLICT);
     close_all();
     open_all();
     cr_assert_eq(as(NULL, key, NULL), GW_AUTH_WRONG);
     cr_assert_eq(as(NULL, "another-key-of-sixteen", NULL), GW_AUTH_OK);
+}
+
+Test(tenant, a_sharing_group_has_one_namespace)
+{
+    gw_identity one, two, other;
+    base_err err = BASE_ERR_INIT;
+    add(key, "one", GW_SCOPE_INFER);
+    cr_assert_eq(as(NULL, key, &other), GW_AUTH_OK);
+    cr_assert_eq(gw_tenants_add(tenants, "key-two-of-sixteen", "two", "team", "", 1, NULL),
+                 BASE_OK);
+    cr_assert_eq(gw_tenants_add(tenants, "key-one-of-sixteen", "one", "team", "", 1, NULL),
+                 BASE_OK);
+    for (int round = 0; round < 2; round++) {
+        cr_assert_eq(as(NULL, key, &one), GW_AUTH_OK);
+        cr_assert_eq(as(NULL, "key-two-of-sixteen", &two), GW_AUTH_OK);
+        cr_assert_eq(one.salt, two.salt);
+        cr_assert_neq(one.salt, other.salt);
+        cr_assert_neq(one.tenant, two.tenant);
+        close_all();
+        open_all();
+    }
+    gw_key_info info[4];
+    cr_assert_eq(gw_tenants_keys(tenants, info, 4), 3);
+    cr_assert_str_eq(info[0].group, "team");
+    cr_assert_eq(gw_tenants_add(tenants, "key-six-of-sixteen", "one", "others", "", 1, &err),
+                 BASE_CONFLICT);
+    cr_assert_str_eq(err.param, "group");
+    cr_assert_eq(gw_tenants_add(tenants, "key-six-of-sixteen", "one", "a b", "", 1, NULL),
+                 BASE_INVALID);
+    cr_assert_eq(as(NULL, "key-six-of-sixteen", NULL), GW_AUTH_WRONG);
 }
 
 Test(tenant, the_last_admin_key_stays_while_there_are_others)
@@ -244,7 +275,7 @@ Test(tenant, bad_names_and_keys_are_refused_by_field)
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         base_err err = BASE_ERR_INIT;
         cr_expect_eq(
-            gw_tenants_add(tenants, rows[i].key, rows[i].tenant, "l", rows[i].scopes, &err),
+            gw_tenants_add(tenants, rows[i].key, rows[i].tenant, NULL, "l", rows[i].scopes, &err),
             BASE_INVALID, "row %zu", i);
         cr_expect_str_eq(err.param, rows[i].param);
     }
