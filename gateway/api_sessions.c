@@ -4,10 +4,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "engine/base/clock.h"
 #include "engine/base/num.h"
+#include "engine/base/utf8.h"
 #include "gateway/api_chat.h"
+#include "gateway/append.h"
 #include "gateway/conf.h"
 #include "gateway/ledger_session.h"
 #include "gateway/session_turn.h"
@@ -16,7 +19,7 @@
 #define LIST_MAX 100
 #define ARENA_BYTES (256u << 20) /* of a call: a page of turns, or a whole session's export */
 
-typedef enum verb { CREATE, LIST, GET, TURNS, DELETE, FORK, PIN } verb;
+typedef enum verb { CREATE, LIST, GET, TURNS, DELETE, FORK, PIN, APPEND } verb;
 
 /* A call: a worker does it, the loop answers. Freed on the loop when the worker's message came. */
 typedef struct call {
@@ -30,6 +33,8 @@ typedef struct call {
     gw_id session;
     char *body, *query;
     size_t body_length;
+    bool is_json; /* the body's media type */
+    bool appended;
     json_t *json;
     base_arena *arena;
     base_buf out;
@@ -140,16 +145,22 @@ static base_code find(call *c, gw_session_row *out, base_err *err)
     return code ? base_fail(err, code, "%s", why.text) : BASE_OK;
 }
 
-/* The body, if there is one. */
-static base_code parse_call(call *c, base_err *err)
+/* No body is an empty object. */
+static base_code parse_body(call *c, base_err *err)
 {
-    size_t blank = c->body_length ? strspn(c->body, " \t\r\n") : 0;
-    if (blank == c->body_length) {
+    if (!c->body_length) {
         c->json = json_object();
         return c->json ? BASE_OK : gw_no_memory(err);
     }
     GW_TRY(gw_body_mend(c->body, c->body_length, c->app->conf->limits_json_depth_max, err));
-    return BASE_OK;
+    return gw_body_parse(&c->json, c->body, c->body_length, err);
+}
+
+static base_code locked(call *c, base_err *err)
+{
+    c->row = (gw_error_row){409, "conflict_error", "conversation_locked", 1000, 1};
+    return base_fail_param(err, BASE_CONFLICT, "session_id",
+                           "A turn of this session is still running.");
 }
 
 static base_code respond_session(call *c, const char *id, base_err *err)
@@ -356,11 +367,8 @@ static base_code turns(call *c, base_err *err)
 static base_code delete_session(call *c, base_err *err)
 {
     gw_lock lock = {0};
-    if (gw_lock_try(c->app->locks, &lock, c->identity.tenant, c->session.text) != GW_CLAIM_HELD) {
-        c->row = (gw_error_row){409, "conflict_error", "conversation_locked", 1000, 1};
-        return base_fail_param(err, BASE_CONFLICT, "session_id",
-                               "A turn of this session is still running.");
-    }
+    if (gw_lock_try(c->app->locks, &lock, c->identity.tenant, c->session.text) != GW_CLAIM_HELD)
+        return locked(c, err);
     base_err why = BASE_ERR_INIT;
     base_code code = gw_session_delete(c->app->ledger, c->identity.tenant, c->session.text, &why);
     gw_lock_let_go(c->app->locks, &lock);
@@ -368,6 +376,7 @@ static base_code delete_session(call *c, base_err *err)
         return no_session(c, err);
     if (code)
         return base_fail(err, code, "%s", why.text);
+    gw_append_drop(c->app->appends, c->identity.tenant, c->session.text);
     /* The answer says that nothing is left: pages and the log, too. */
     gw_ledger_purge(c->app->ledger);
     base_buf_printf(&c->out, "{\"id\":\"%s\",\"object\":\"session.deleted\",\"deleted\":true}",
@@ -439,6 +448,80 @@ static base_code pin(call *c, base_err *err)
     return BASE_OK;
 }
 
+/* {call_id, text, done?}, or the text itself with call_id and done in the query. */
+static base_code read_piece(call *c, const char **id, eng_text *text, bool *done, base_err *err)
+{
+    if (!c->is_json) {
+        const char *flag = query_value(c, "done", 8);
+        *id = query_value(c, "call_id", GW_ID_MAX);
+        *done = flag && strcmp(flag, "true") == 0;
+        *text = (eng_text){c->body, c->body_length};
+    } else {
+        GW_TRY(parse_body(c, err));
+        GW_TRY(gw_read_name(id, c->json, "", "call_id", GW_NAME_BYTES_MAX, err));
+        GW_TRY(gw_read_text(text, c->json, "", "text", err));
+        GW_TRY(gw_read_bool(done, NULL, c->json, "", "done", err));
+    }
+    if (!*id)
+        return base_fail_param(err, BASE_INVALID, "call_id",
+                               "call_id must name the call whose result this is");
+    return BASE_OK;
+}
+
+/* Pieces may be cut anywhere, but what is no UTF-8 whatever follows is refused at once. */
+static bool piece_fits(const char *text, size_t length)
+{
+    size_t from = 0;
+    while (from < length && from < 3 && ((unsigned char)text[from] & 0xc0) == 0x80)
+        from++; /* the end of the character before */
+    size_t whole = base_utf8_complete(text + from, length - from);
+    return base_utf8_valid(text + from, whole);
+}
+
+static base_code append(call *c, base_err *err)
+{
+    gw_session_row session;
+    gw_path_turn *path;
+    uint32_t count;
+    bool more, done = false, found = false;
+    const char *id = NULL;
+    eng_text text = {"", 0};
+    GW_TRY(find(c, &session, err));
+    GW_TRY(read_piece(c, &id, &text, &done, err));
+    if (!piece_fits(text.data ? text.data : "", text.length))
+        return base_fail_param(err, BASE_INVALID, "text", "the piece is not UTF-8");
+    gw_appends *appends = c->app->appends;
+    if (gw_lock_is_held(c->app->locks, c->identity.tenant, session.id.text) &&
+        !gw_append_prefills(appends, c->identity.tenant, session.id.text))
+        return locked(c, err);
+    GW_TRY(gw_session_path(c->app->ledger, &path, &count, &more, c->identity.tenant, &session, NULL,
+                           NULL, 1, true, NULL, c->arena, err));
+    json_t *calls = count && path->item_count ? calls_of(path->items[path->item_count - 1]) : NULL;
+    for (size_t i = 0; i < json_array_size(calls); i++) {
+        const char *have = json_string_value(json_object_get(json_array_get(calls, i), "id"));
+        found |= have && strcmp(have, id) == 0;
+    }
+    json_decref(calls);
+    if (!found)
+        return base_fail_param(err, BASE_INVALID, "call_id",
+                               "the session's last turn made no call with id '%.*s'",
+                               gw_shown(id, 64), id);
+    const gw_append_key key = {c->identity.tenant, session.id.text, session.head.text};
+    gw_append_state now;
+    base_code code = gw_append_put(appends, &now, &key, id, text.data, text.length, done, err);
+    if (code == BASE_TOO_LONG)
+        c->row = (gw_error_row){413, "request_too_large", "request_too_large", 0, -1};
+    if (code)
+        return code;
+    c->appended = true;
+    base_buf_puts(&c->out, "{\"call_id\":");
+    base_buf_json_string(&c->out, id, strlen(id));
+    base_buf_printf(&c->out, ",\"received_bytes\":%llu,\"prefilled_tokens\":%llu,\"done\":%s}",
+                    (unsigned long long)now.received_bytes,
+                    (unsigned long long)now.prefilled_tokens, now.done ? "true" : "false");
+    return BASE_OK;
+}
+
 static base_code get(call *c, base_err *err)
 {
     gw_session_row session;
@@ -449,11 +532,8 @@ static base_code get(call *c, base_err *err)
 
 static base_code work(call *c, base_err *err)
 {
-    if (c->verb == FORK || c->verb == PIN) {
-        GW_TRY(parse_call(c, err));
-        if (!c->json)
-            GW_TRY(gw_body_parse(&c->json, c->body, c->body_length, err));
-    }
+    if (c->verb == FORK || c->verb == PIN)
+        GW_TRY(parse_body(c, err));
     switch (c->verb) {
     case CREATE:
         return create(c, err);
@@ -469,6 +549,8 @@ static base_code work(call *c, base_err *err)
         return fork_session(c, err);
     case PIN:
         return pin(c, err);
+    case APPEND:
+        return append(c, err);
     }
     return BASE_OK;
 }
@@ -494,6 +576,8 @@ static void back(gw_message *message)
         gw_error_respond_err(c->exchange, &c->err);
     else if (c->exchange)
         gw_respond(c->exchange, 200, headers, 1, c->out.data, c->out.length);
+    if (c->appended)
+        gw_append_prefill(c->app->appends, &c->identity, c->session.text, c->loop);
     base_buf_deinit(&c->out);
     json_decref(c->json);
     base_arena_destroy(c->arena);
@@ -543,6 +627,8 @@ static void begin(gw_app *app, gw_exchange *exchange, verb what, const gw_id *se
     c->loop = gw_exchange_loop(exchange);
     c->identity = identity;
     c->verb = what;
+    const char *type = gw_exchange_header(exchange, "content-type");
+    c->is_json = type && strncasecmp(type, "application/json", 16) == 0;
     if (session)
         c->session = *session;
     gw_exchange_set_handler(exchange, c, gone, NULL);
@@ -598,4 +684,9 @@ void gw_api_sessions_fork(gw_app *app, gw_exchange *exchange)
 void gw_api_sessions_pin(gw_app *app, gw_exchange *exchange)
 {
     begin_below(app, exchange, PIN, "pin");
+}
+
+void gw_api_sessions_append(gw_app *app, gw_exchange *exchange)
+{
+    begin_below(app, exchange, APPEND, "append");
 }

@@ -16,6 +16,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "gateway/append.h"
 #include "gateway/bridge.h"
 #include "gateway/conf.h"
 #include "gateway/ledger.h"
@@ -150,6 +151,7 @@ static base_code start(gw_app *app, base_err *err)
         (code = check_reach(app, err)) != BASE_OK ||
         (code = gw_bridge_create(&app->bridge, tick_ms, err)) != BASE_OK ||
         (code = gw_locks_create(&app->locks, conf->sessions_queue_max, err)) != BASE_OK ||
+        (code = gw_appends_create(&app->appends, app, err)) != BASE_OK ||
         (code = create_engine(app, err)) != BASE_OK ||
         (code = gw_workers_create(&app->workers, workers, conf->workers_queue_max, err)) !=
             BASE_OK ||
@@ -176,6 +178,7 @@ static void stop(gw_app *app)
     }
     gw_workers_destroy(app->workers);
     gw_server_destroy(app->server);
+    gw_appends_destroy(app->appends);
     gw_locks_destroy(app->locks);
     if (app->ledger != NULL)
         gw_ledger_set_erase(app->ledger, NULL, NULL);

@@ -13,8 +13,10 @@
 #include <string.h>
 
 #include "engine/base/num.h"
+#include "engine/base/utf8.h"
 #include "gateway/api_chat.h"
 #include "gateway/api_sessions.h"
+#include "gateway/append.h"
 #include "gateway/conf.h"
 #include "gateway/ledger_session.h"
 #include "gateway/responses_item.h"
@@ -300,9 +302,19 @@ static base_code take_appended(gw_turn *turn, base_err *err)
         eng_text id = n->fresh.ids[k];
         if (item->role != ENG_ROLE_TOOL || item->text.data)
             continue;
-        return base_fail_param(err, BASE_INVALID, "items",
-                               "items: nothing was appended for call '%.*s'; send its content",
-                               gw_shown(id.data, 64), id.data);
+        char call[GW_NAME_BYTES_MAX + 1];
+        snprintf(call, sizeof call, "%.*s", (int)id.length, id.data);
+        const gw_append_key key = {turn->identity.tenant, turn->session.text, n->head.turn.text};
+        if (!gw_append_get(turn->app->appends, &item->text, &key, call, turn->arena))
+            return base_fail_param(err, BASE_INVALID, "items",
+                                   "items: nothing was appended for call '%.*s', or it is not "
+                                   "there any more; send its content",
+                                   gw_shown(call, 64), call);
+        if (!base_utf8_valid(item->text.data, item->text.length))
+            return base_fail_param(err, BASE_INVALID, "items",
+                                   "items: what was appended for call '%.*s' ends inside a "
+                                   "character",
+                                   gw_shown(call, 64), call);
     }
     return BASE_OK;
 }
@@ -605,8 +617,18 @@ static void part(gw_turn *turn, const eng_part *p)
     end_event(turn);
 }
 
+/* The results that were appended are part of a turn now; those of its own calls are to come. */
+static void turn_page(gw_turn *turn)
+{
+    gw_appends *appends = turn->app->appends;
+    gw_append_drop(appends, turn->identity.tenant, turn->session.text);
+    if (turn->finish == ENG_FINISH_CALLS)
+        gw_append_prefill(appends, &turn->identity, turn->session.text, turn->loop);
+}
+
 static void finish(gw_turn *turn)
 {
+    turn_page(turn);
     base_buf *out = &state(turn)->record;
     base_buf_clear(out);
     if (!turn->stream) {

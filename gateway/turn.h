@@ -167,6 +167,9 @@ struct gw_turn {
     gw_commit commit;
 };
 
+/* An id for eng_request.id that no other request has. Thread: any. */
+uint64_t gw_request_id(void);
+
 /* Takes the exchange: authenticates it and begins a turn. Thread: the exchange's loop. */
 void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect);
 
