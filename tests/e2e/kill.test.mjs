@@ -3,10 +3,10 @@ import assert from 'node:assert/strict';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { check, connect, finish, h2stream, ledger, post, sleep, startServer, word } from './lib.mjs';
+import { check, connect, databaseProgram, finish, h2stream, ledger, post, sleep, startServer, word } from './lib.mjs';
 
 const data = mkdtempSync(join(tmpdir(), 'whimbrel-kill-'));
-const rounds = process.env.WHIMBREL_LONG ? 50 : 5;
+const rounds = process.env.WHIMBREL_LONG ? 200 : 20;
 const told = new Map(); // response id -> completion tokens
 const first = {};
 
@@ -43,12 +43,24 @@ await check(`${rounds} rounds of kill -9 under load lose no told turn`, async ()
     await server.kill9();
     await load;
     session.destroy();
+    // Every page, row and sum of the ledger and of the disk tier, as the kill left them.
+    const { code, out } = await databaseProgram('check', data);
+    assert.equal(code, 0, `after round ${round}: ${out}`);
   }
-  const rows = ledger(data, "select response as response_id, output_tokens, status from turns");
+  const rows = ledger(data, `select t.response as response_id, t.public, t.output_tokens, t.status, t.lead, r.tokens,
+    r.token_count from turns t left join runs r on r.id=t.run`);
   const known = new Map(rows.map((r) => [r.response_id, r]));
+  assert.equal(known.size, rows.length, 'a response id was used twice');
+  assert.equal(new Set(rows.map((r) => r.public)).size, rows.length, 'a turn id was used twice');
   for (const [id, tokens] of told) {
-    assert.ok(known.has(id), `told turn ${id} is not in the ledger`);
-    if (tokens !== undefined) assert.equal(known.get(id).output_tokens, tokens);
+    const row = known.get(id);
+    assert.ok(row, `told turn ${id} is not in the ledger`);
+    if (tokens === undefined) continue;
+    assert.equal(row.output_tokens, tokens);
+    // Its run is the whole output, but for a special token that ends it.
+    const count = row.token_count - row.lead;
+    assert.ok(count === tokens || count === tokens - 1, `${count} of ${tokens} tokens`);
+    assert.equal([...Buffer.from(row.tokens, 'hex')].filter((byte) => byte < 128).length, row.token_count);
   }
   console.log(`  ${told.size} told turns, ${rows.length} rows`);
   assert.ok(told.size > rounds);

@@ -8,7 +8,8 @@ import { randomInt } from 'node:crypto';
 import http2 from 'node:http2';
 
 export const root = join(dirname(fileURLToPath(import.meta.url)), '../..');
-const program = join(process.env.WHIMBREL_E2E_BUILD ?? join(root, 'build'), 'whimbrel');
+const build = process.env.WHIMBREL_E2E_BUILD ?? join(root, 'build');
+const program = join(build, 'whimbrel');
 export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 export const pick = (list) => list[randomInt(list.length)];
 /** A pronounceable word that no test has seen before. */
@@ -79,6 +80,18 @@ export function runToExit(argv, { timeout = 60000 } = {}) {
     child.stdout.on('data', (bytes) => (log += bytes));
     const timer = setTimeout(() => child.kill('SIGKILL'), timeout);
     child.on('exit', (code, signal) => { clearTimeout(timer); living.delete(child); resolve({ code, signal, log }); });
+  });
+}
+
+/** whimbrel-db with these arguments: exit status and what it wrote. */
+export function databaseProgram(...argv) {
+  return new Promise((resolve) => {
+    const child = spawn(join(build, 'whimbrel-db'), argv, { cwd: root });
+    living.add(child);
+    let out = '';
+    child.stdout.on('data', (bytes) => (out += bytes));
+    child.stderr.on('data', (bytes) => (out += bytes));
+    child.on('close', (code, signal) => { living.delete(child); resolve({ code, signal, out }); });
   });
 }
 
