@@ -513,9 +513,9 @@ static void attribute(gw_turn *turn)
         return;
     turn->cache.miss = match->parent_space && match->parent_space != turn->request.space
                            ? GW_MISS_TENANT
-                       : match->parent_model   ? GW_MISS_MODEL
-                       : match->parent_earlier ? GW_MISS_UNWRITTEN
-                                               : GW_MISS_EVICTED;
+                       : match->parent_model                                  ? GW_MISS_MODEL
+                       : match->parent_earlier && !turn->usage.evicted_tokens ? GW_MISS_UNWRITTEN
+                                                                              : GW_MISS_EVICTED;
 }
 
 static void on_done(gw_turn *turn, const eng_event *event)
