@@ -751,6 +751,9 @@ static void expect(gw_turn *turn)
         item++;
     turn->cache.diff_item = item;
     turn->cache.diff_token = same;
+    /* An item that counts as the same is still rendered as it was sent. */
+    if (match->miss == GW_MISS_NONE || match->miss == GW_MISS_RESTORED)
+        turn->cache.miss = GW_MISS_EDITED;
 }
 
 static base_code match_and_render(gw_turn *turn, base_err *err)
