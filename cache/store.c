@@ -449,7 +449,7 @@ kv_store_stats kv_store_get_stats(kv_store *store)
     pthread_mutex_lock(&store->lock);
     kv_store_stats stats = store->stats;
     stats.bytes = store->bytes;
-    stats.queued = store->job_count;
+    stats.queued = store->job_count + store->taken;
     stats.writing = !store->paused;
     stats.full = store->full;
     pthread_mutex_unlock(&store->lock);
@@ -640,6 +640,7 @@ static uint32_t take_jobs(kv_store *store, uint64_t *bytes)
         store->job_first = (store->job_first + 1) % store->options.queue_max;
         store->job_count--;
     }
+    store->taken = count;
     kv_store__make_room(store, *bytes + KV_BLOCK, 0);
     pthread_mutex_unlock(&store->lock);
     return count;
@@ -1099,6 +1100,7 @@ static void *write_loop(void *arg)
             note_uses(store);
         pthread_mutex_lock(&store->lock);
         store->busy = false;
+        store->taken = 0;
         if (!has_work(store) || store->paused)
             pthread_cond_broadcast(&store->idle);
     }

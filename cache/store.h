@@ -149,7 +149,7 @@ bool kv_store_flush(kv_store *store);
 
 typedef struct kv_store_stats {
     uint64_t records, bytes; /* on disk, of this world and others */
-    uint64_t queued;         /* records waiting */
+    uint64_t queued;         /* records waiting or being written */
     uint64_t held;           /* references on pages of the pool */
     uint64_t written_records, written_bytes, read_records, read_bytes;
     uint64_t refused_queue, refused_budget, refused_stopped, refused_records;

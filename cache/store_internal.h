@@ -165,6 +165,7 @@ struct kv_store {
     bool full;                        /* the last write found no room on the disk */
     bool scrub;                       /* erased rows may still stand in the log */
     bool busy;                        /* the writer is at work */
+    uint32_t taken;                   /* jobs that it is at */
     uint32_t failures, failures_told; /* of the writer, ever; when a flush last told */
     kv_store_stats stats;
 

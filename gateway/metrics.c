@@ -254,7 +254,7 @@ static void render_engine(const gw_app *app, base_buf *out)
     gauge(out, "disk_tier", "1 if pages are kept on disk.", s.disk_open);
     gauge(out, "disk_records", "Pages and side records on disk.", (double)s.disk_records);
     gauge(out, "disk_bytes", "What they take.", (double)s.disk_bytes);
-    gauge(out, "disk_queued", "Records that wait to be written.", (double)s.disk_queued);
+    gauge(out, "disk_queued", "Records on their way to disk.", (double)s.disk_queued);
     gauge(out, "disk_paused", "1 while nothing is written, after an error.", s.disk_paused);
     gauge(out, "disk_full", "1 if the last write found the disk full.", s.disk_full);
     count(out, "disk_written_bytes_total", "Bytes of records written.", s.disk_written_bytes);
