@@ -13,13 +13,14 @@
 #include "gateway/append.h"
 #include "gateway/conf.h"
 #include "gateway/ledger_session.h"
+#include "gateway/session_export.h"
 #include "gateway/session_turn.h"
 
 #define LIST_DEFAULT 20
 #define LIST_MAX 100
 #define ARENA_BYTES (256u << 20) /* of a call: a page of turns, or a whole session's export */
 
-typedef enum verb { CREATE, LIST, GET, TURNS, DELETE, FORK, PIN, APPEND } verb;
+typedef enum verb { CREATE, LIST, GET, TURNS, DELETE, FORK, PIN, APPEND, EXPORT, IMPORT } verb;
 
 /* A call: a worker does it, the loop answers. Freed on the loop when the worker's message came. */
 typedef struct call {
@@ -171,6 +172,8 @@ static base_code respond_session(call *c, const char *id, base_err *err)
     return BASE_OK;
 }
 
+static const gw_error_row session_limit = {429, "insufficient_quota", "session_limit", 0, 0};
+
 static base_code add_session(call *c, gw_session_new *fresh, base_err *err)
 {
     fresh->tenant = c->identity.tenant;
@@ -178,7 +181,7 @@ static base_code add_session(call *c, gw_session_new *fresh, base_err *err)
     fresh->count_max = c->app->conf->sessions_count_max;
     base_code code = gw_session_create(c->app->ledger, fresh, err);
     if (code == BASE_FULL)
-        c->row = (gw_error_row){429, "insufficient_quota", "session_limit", 0, 0};
+        c->row = session_limit;
     return code ? code : respond_session(c, fresh->id, err);
 }
 
@@ -242,30 +245,11 @@ static base_code list(call *c, base_err *err)
     return BASE_OK;
 }
 
-/* The ids of the calls of an item; NULL if it has none. */
-static json_t *calls_of(const char *item)
-{
-    json_t *tree = json_loads(item, JSON_ALLOW_NUL, NULL);
-    json_t *calls = json_incref(json_object_get(tree, "tool_calls"));
-    json_decref(tree);
-    return calls;
-}
-
-/* The items of a turn; `calls` are those of the item before, and then of its last. */
 static void put_items(base_buf *out, const gw_path_turn *turn, json_t **calls)
 {
-    size_t next = 0;
     for (uint32_t i = 0; i < turn->item_count; i++) {
-        const char *item = turn->items[i];
-        bool result = strncmp(item, "{\"role\":\"tool\"", 14) == 0;
-        const json_t *made = result ? json_array_get(*calls, next++) : NULL;
         base_buf_puts(out, i ? "," : "");
-        gw_put_session_item(out, item, json_string_value(json_object_get(made, "id")));
-        if (result)
-            continue;
-        json_decref(*calls);
-        *calls = calls_of(item);
-        next = 0;
+        gw_put_turn_item(out, turn->items[i], calls);
     }
 }
 
@@ -295,7 +279,7 @@ static base_code calls_before(call *c, json_t **calls, const gw_session_row *ses
     GW_TRY(gw_session_path(c->app->ledger, &before, &count, &more, c->identity.tenant, session,
                            first->parent.text, NULL, 1, true, NULL, c->arena, err));
     if (count && before->item_count)
-        *calls = calls_of(before->items[before->item_count - 1]);
+        *calls = gw_calls_of(before->items[before->item_count - 1]);
     return BASE_OK;
 }
 
@@ -496,7 +480,8 @@ static base_code append(call *c, base_err *err)
         return locked(c, err);
     GW_TRY(gw_session_path(c->app->ledger, &path, &count, &more, c->identity.tenant, &session, NULL,
                            NULL, 1, true, NULL, c->arena, err));
-    json_t *calls = count && path->item_count ? calls_of(path->items[path->item_count - 1]) : NULL;
+    json_t *calls =
+        count && path->item_count ? gw_calls_of(path->items[path->item_count - 1]) : NULL;
     for (size_t i = 0; i < json_array_size(calls); i++) {
         const char *have = json_string_value(json_object_get(json_array_get(calls, i), "id"));
         found |= have && strcmp(have, id) == 0;
@@ -519,6 +504,31 @@ static base_code append(call *c, base_err *err)
     base_buf_printf(&c->out, ",\"received_bytes\":%llu,\"prefilled_tokens\":%llu,\"done\":%s}",
                     (unsigned long long)now.received_bytes,
                     (unsigned long long)now.prefilled_tokens, now.done ? "true" : "false");
+    return BASE_OK;
+}
+
+static base_code export(call *c, base_err *err)
+{
+    gw_session_row session;
+    GW_TRY(find(c, &session, err));
+    return gw_session_export(c->app, &c->out, c->identity.tenant, &session, c->arena, err);
+}
+
+static base_code import(call *c, base_err *err)
+{
+    gw_import done;
+    GW_TRY(gw_body_mend(c->body, c->body_length, c->app->conf->limits_json_depth_max, err));
+    base_code code =
+        gw_session_import(c->app, &done, &c->identity, c->body, c->body_length, c->arena, err);
+    if (code == BASE_FULL)
+        c->row = session_limit;
+    if (code == BASE_NOT_FOUND)
+        c->row = (gw_error_row){404, "invalid_request_error", "model_not_found", 0, -1};
+    GW_TRY(code);
+    GW_TRY(respond_session(c, done.session.text, err));
+    c->out.length--; /* one more member */
+    base_buf_printf(&c->out, ",\"imported\":{\"items\":%u,\"turns\":%u,\"tokens\":%s}}", done.items,
+                    done.turns, done.tokens ? "true" : "false");
     return BASE_OK;
 }
 
@@ -551,6 +561,10 @@ static base_code work(call *c, base_err *err)
         return pin(c, err);
     case APPEND:
         return append(c, err);
+    case EXPORT:
+        return export(c, err);
+    case IMPORT:
+        return import(c, err);
     }
     return BASE_OK;
 }
@@ -689,4 +703,14 @@ void gw_api_sessions_pin(gw_app *app, gw_exchange *exchange)
 void gw_api_sessions_append(gw_app *app, gw_exchange *exchange)
 {
     begin_below(app, exchange, APPEND, "append");
+}
+
+void gw_api_sessions_export(gw_app *app, gw_exchange *exchange)
+{
+    begin_below(app, exchange, EXPORT, "export");
+}
+
+void gw_api_sessions_import(gw_app *app, gw_exchange *exchange)
+{
+    begin(app, exchange, IMPORT, NULL);
 }

@@ -16,5 +16,8 @@ void gw_api_sessions_turns(gw_app *app, gw_exchange *exchange); /* the list */
 void gw_api_sessions_fork(gw_app *app, gw_exchange *exchange);
 void gw_api_sessions_pin(gw_app *app, gw_exchange *exchange);
 void gw_api_sessions_append(gw_app *app, gw_exchange *exchange);
+void gw_api_sessions_export(gw_app *app, gw_exchange *exchange);
+/* POST /v1/sessions/import */
+void gw_api_sessions_import(gw_app *app, gw_exchange *exchange);
 /* POST /v1/sessions/{id}/turns */
 void gw_api_sessions_turn(gw_app *app, gw_exchange *exchange);

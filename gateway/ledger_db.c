@@ -180,7 +180,8 @@ static const char *const sql_text[GW_SQL_COUNT] = {
     [GW_SQL_NODE_ROOT] =
         "WITH RECURSIVE up(id, parent) AS (SELECT id, parent FROM nodes WHERE id=?1 UNION ALL "
         "SELECT n.id, n.parent FROM up JOIN nodes n ON n.id=up.parent LIMIT 200000) "
-        "SELECT n.digest FROM up JOIN nodes n ON n.id=up.id WHERE up.parent IS NULL",
+        "SELECT n.digest, i.data FROM up JOIN nodes n ON n.id=up.id JOIN items i ON i.id=n.item "
+        "WHERE up.parent IS NULL",
     [GW_SQL_SESSION_SWEEP] = "DELETE FROM sessions WHERE kind=0 AND used_ms<?1 AND NOT EXISTS "
                              "(SELECT 1 FROM turns WHERE session=sessions.id)",
     [GW_SQL_SESSION_RELEASE] = "DELETE FROM sessions WHERE id=?1 AND kind=0 AND NOT EXISTS "

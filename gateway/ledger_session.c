@@ -543,6 +543,7 @@ static base_code read_head(gw_db *c, gw_head *out, int64_t tenant, const gw_sess
     if (s) {
         sqlite3_bind_int64(s, 1, node);
         found = sqlite3_step(s) == SQLITE_ROW && gw_column_digest(s, 0, &out->root);
+        out->front = found ? column_copy(s, 1, arena) : NULL;
         sqlite3_reset(s);
     }
     if (!found)
@@ -563,6 +564,7 @@ static base_code read_head(gw_db *c, gw_head *out, int64_t tenant, const gw_sess
     out->prompt = tokens.prompt;
     out->prompt_count = tokens.prompt_count - lead;
     out->run_count = lead + tokens.run_count;
+    out->lead = lead;
     out->run = base_arena_alloc(arena, base_max(out->run_count * sizeof(*out->run), 1));
     if (!out->run)
         return no_memory(err);

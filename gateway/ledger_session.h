@@ -74,10 +74,11 @@ typedef struct gw_head {
     bool exact;           /* the tokens spell the conversation, and `template_id` made them */
     eng_finish finish;
     const char *answer; /* JSON of the assistant's item, NULL: none */
+    const char *front;  /* JSON of its root: tools, mode and effort */
     int32_t *prompt;    /* up to and including the beginning of the assistant's turn, */
     uint32_t prompt_count;
-    int32_t *run; /* and what followed it */
-    uint32_t run_count;
+    int32_t *run; /* and what followed it, `lead` of which the prompt ended with */
+    uint32_t run_count, lead;
 } gw_head;
 /* `turn` NULL: the session's head, which must be there. */
 base_code gw_session_head(gw_ledger *ledger, gw_head *out, int64_t tenant,

@@ -70,6 +70,8 @@ static const route routes[] = {
     {"POST", "/v1/sessions/{id}/turns", PUBLIC | JSON_BODY | TURN, gw_api_sessions_turn},
     {"GET", "/v1/sessions/{id}/turns", PUBLIC, gw_api_sessions_turns},
     {"POST", "/v1/sessions/{id}/fork", PUBLIC, gw_api_sessions_fork},
+    {"POST", "/v1/sessions/import", PUBLIC | JSON_BODY, gw_api_sessions_import},
+    {"GET", "/v1/sessions/{id}/export", PUBLIC, gw_api_sessions_export},
     {"POST", "/v1/sessions/{id}/append", PUBLIC, gw_api_sessions_append},
     {"POST", "/v1/sessions/{id}/pin", PUBLIC | JSON_BODY, gw_api_sessions_pin},
     {"GET", "/v1/sessions/{id}", PUBLIC, gw_api_sessions_get},

@@ -325,7 +325,7 @@ static base_code begin_conversation(gw_turn *turn, gw_item_list *list, base_err 
     native *n = state(turn);
     const json_t *system = json_object_get(n->config.json, "system"),
                  *items = json_object_get(n->config.json, "items");
-    if (json_string_length(system))
+    if (json_string_length(system) && !items)
         GW_TRY(gw_items_add_system(list, gw_text_of_json(system), err));
     for (size_t i = 0; i < json_array_size(items); i++) {
         char *text = json_dumps(json_array_get(items, i), JSON_COMPACT);
@@ -475,6 +475,27 @@ void gw_put_session_item(base_buf *out, const char *json, const char *call)
     base_buf_json_string(out, call, strlen(call));
     base_buf_puts(out, ",");
     base_buf_puts(out, json + 1);
+}
+
+json_t *gw_calls_of(const char *json)
+{
+    json_t *tree = json_loads(json, JSON_ALLOW_NUL, NULL);
+    json_t *calls = json_incref(json_object_get(tree, "tool_calls"));
+    json_decref(tree);
+    return calls;
+}
+
+void gw_put_turn_item(base_buf *out, const char *json, json_t **calls)
+{
+    bool result = strncmp(json, "{\"role\":\"tool\"", 14) == 0;
+    const json_t *made = result ? json_array_get(*calls, 0) : NULL;
+    gw_put_session_item(out, json, json_string_value(json_object_get(made, "id")));
+    if (result) {
+        json_array_remove(*calls, 0);
+        return;
+    }
+    json_decref(*calls);
+    *calls = gw_calls_of(json);
 }
 
 const char *gw_turn_status_word(gw_turn_status status, eng_finish finish)
