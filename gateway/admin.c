@@ -10,6 +10,7 @@
 #include "engine/base/buf.h"
 #include "engine/base/log.h"
 #include "gateway/api_error.h"
+#include "gateway/ledger.h"
 #include "gateway/metrics.h"
 #include "gateway/tenant.h"
 #include "gateway/work.h"
@@ -62,6 +63,7 @@ typedef struct change {
     char tenant[GW_TENANT_NAME_MAX + 1], label[GW_TENANT_NAME_MAX + 1];
     char group[GW_TENANT_NAME_MAX + 1]; /* "": as it is */
     char text[GW_KEY_TEXT_MAX + 1];
+    char restore[GW_TENANT_NAME_MAX + 1]; /* "": as configured */
     uint32_t scopes;
     int64_t key;
     base_err err;
@@ -98,7 +100,10 @@ static void add_row(base_buf *out, const gw_key_info *info)
             base_buf_printf(out, "%s\"%s\"", comma, scopes[i].name);
             comma = ",";
         }
-    base_buf_printf(out, "],\"hint\":\"%s\",\"created_at\":%" PRId64, info->hint,
+    base_buf_puts(out, "]");
+    if (info->restore >= 0)
+        base_buf_printf(out, ",\"restore\":\"%s\"", gw_restore_name((gw_restore)info->restore));
+    base_buf_printf(out, ",\"hint\":\"%s\",\"created_at\":%" PRId64, info->hint,
                     info->created_ms / 1000);
 }
 
@@ -166,7 +171,7 @@ static void run_change(gw_job *job)
     change *c = (change *)job;
     if (c->make)
         gw_tenants_mint(c->app->tenants, c->text, c->tenant, c->group[0] ? c->group : NULL,
-                        c->label, c->scopes, &c->err);
+                        c->restore[0] ? c->restore : NULL, c->label, c->scopes, &c->err);
     else
         gw_tenants_revoke(c->app->tenants, c->key, c->force, &c->err);
     c->done.run = on_done;
@@ -246,8 +251,10 @@ void gw_admin_keys_make(gw_app *app, gw_exchange *exchange)
         base_fail(&err, BASE_INVALID, "the body must be a JSON object");
     else if (copy_text(c->tenant, body, "tenant", "default", &err) &&
              copy_text(c->label, body, "label", "", &err) &&
-             copy_text(c->group, body, "group", "", &err) && read_scopes(&c->scopes, body, &err) &&
-             !gw_tenants_keyed(app->tenants) && (c->scopes & GW_SCOPE_ADMIN) == 0)
+             copy_text(c->group, body, "group", "", &err) &&
+             copy_text(c->restore, body, "restore", "", &err) &&
+             read_scopes(&c->scopes, body, &err) && !gw_tenants_keyed(app->tenants) &&
+             (c->scopes & GW_SCOPE_ADMIN) == 0)
         base_fail_param(&err, BASE_INVALID, "scopes",
                         "the first key needs scope admin: from then on these paths ask for it");
     json_decref(body);

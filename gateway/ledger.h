@@ -69,6 +69,7 @@ typedef enum gw_restore {
 } gw_restore;
 /* False if it is none of auto, linked, off. */
 bool gw_restore_parse(gw_restore *out, const char *text);
+const char *gw_restore_name(gw_restore restore);
 
 /* What stands before the first item, and how to look. Borrowed. */
 typedef struct gw_root {
@@ -308,6 +309,7 @@ typedef struct gw_tenant_row {
 typedef struct gw_key_row {
     int64_t id, tenant, created_ms;
     uint32_t scopes;
+    int32_t restore; /* gw_restore, -1: as configured */
     uint8_t hash[32];
     const char *label;
 } gw_key_row;
@@ -323,5 +325,5 @@ base_code gw_ledger_tenant_put(gw_ledger *ledger, int64_t *id, uint64_t *salt, c
 base_code gw_ledger_tenant_share(gw_ledger *ledger, int64_t tenant, const char *group,
                                  uint64_t *salt, base_err *err);
 base_code gw_ledger_key_put(gw_ledger *ledger, int64_t *id, int64_t tenant, const uint8_t hash[32],
-                            uint32_t scopes, const char *label, base_err *err);
+                            uint32_t scopes, int32_t restore, const char *label, base_err *err);
 base_code gw_ledger_key_revoke(gw_ledger *ledger, int64_t id, base_err *err);

@@ -113,12 +113,11 @@ static const char *const sql_text[GW_SQL_COUNT] = {
     [GW_SQL_GROUP_FIND] = "SELECT id, salt FROM groups WHERE name=?1",
     [GW_SQL_GROUP_ADD] = "INSERT INTO groups(name, salt, created_ms) VALUES(?1, ?2, ?3)",
     [GW_SQL_TENANT_ADD] = "INSERT INTO tenants(name, salt, created_ms) VALUES(?1, ?2, ?3)",
-    [GW_SQL_KEYS] =
-        "SELECT id, tenant, hash, scopes, label, created_ms FROM keys WHERE revoked_ms IS "
-        "NULL ORDER BY id",
+    [GW_SQL_KEYS] = "SELECT id, tenant, hash, scopes, label, created_ms, restore FROM keys WHERE "
+                    "revoked_ms IS NULL ORDER BY id",
     [GW_SQL_KEY_FIND] = "SELECT 1 FROM keys WHERE hash=?1",
-    [GW_SQL_KEY_ADD] =
-        "INSERT INTO keys(tenant, hash, scopes, label, created_ms) VALUES(?1, ?2, ?3, ?4, ?5)",
+    [GW_SQL_KEY_ADD] = "INSERT INTO keys(tenant, hash, scopes, label, created_ms, restore) "
+                       "VALUES(?1, ?2, ?3, ?4, ?5, ?6)",
     [GW_SQL_KEY_REVOKE] = "UPDATE keys SET revoked_ms=?2 WHERE id=?1 AND revoked_ms IS NULL",
     [GW_SQL_SWEEP_LIST] =
         "SELECT " GW_LEAVING_COLUMNS " FROM turns t WHERE t.expires_ms<=?1 ORDER BY t.expires_ms "

@@ -30,12 +30,17 @@ const char *gw_miss_name(gw_miss miss)
     return miss < GW_MISS_COUNT ? names[miss] : NULL;
 }
 
-bool gw_restore_parse(gw_restore *out, const char *text)
+const char *gw_restore_name(gw_restore restore)
 {
     static const char *const names[] = {"auto", "linked", "off"};
-    for (int i = 0; i < 3; i++)
-        if (strcmp(names[i], text) == 0) {
-            *out = (gw_restore)i;
+    return names[restore];
+}
+
+bool gw_restore_parse(gw_restore *out, const char *text)
+{
+    for (gw_restore i = GW_RESTORE_AUTO; i <= GW_RESTORE_OFF; i++)
+        if (strcmp(gw_restore_name(i), text) == 0) {
+            *out = i;
             return true;
         }
     return false;

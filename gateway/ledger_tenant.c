@@ -34,11 +34,13 @@ base_code gw_ledger_keys(gw_ledger *ledger, void (*row)(void *ctx, const gw_key_
     sqlite3_stmt *s = gw_db_statement(c, GW_SQL_KEYS);
     int code = SQLITE_ERROR;
     while (s && (code = sqlite3_step(s)) == SQLITE_ROW) {
-        gw_key_row key = {.id = sqlite3_column_int64(s, 0),
-                          .tenant = sqlite3_column_int64(s, 1),
-                          .scopes = (uint32_t)sqlite3_column_int64(s, 3),
-                          .label = (const char *)sqlite3_column_text(s, 4),
-                          .created_ms = sqlite3_column_int64(s, 5)};
+        gw_key_row key = {
+            .id = sqlite3_column_int64(s, 0),
+            .tenant = sqlite3_column_int64(s, 1),
+            .scopes = (uint32_t)sqlite3_column_int64(s, 3),
+            .label = (const char *)sqlite3_column_text(s, 4),
+            .created_ms = sqlite3_column_int64(s, 5),
+            .restore = sqlite3_column_type(s, 6) == SQLITE_NULL ? -1 : sqlite3_column_int(s, 6)};
         if (sqlite3_column_bytes(s, 2) != (int)sizeof(key.hash))
             continue; /* no key has this hash */
         memcpy(key.hash, sqlite3_column_blob(s, 2), sizeof(key.hash));
@@ -136,6 +138,7 @@ typedef struct key_put {
     const uint8_t *hash;
     const char *label;
     uint32_t scopes;
+    int32_t restore;
 } key_put;
 
 static base_code run_key_put(gw_ledger *ledger, gw_db *c, void *ctx, base_err *err)
@@ -158,6 +161,8 @@ static base_code run_key_put(gw_ledger *ledger, gw_db *c, void *ctx, base_err *e
     sqlite3_bind_int64(s, 3, put->scopes);
     gw_bind_text(s, 4, put->label);
     sqlite3_bind_int64(s, 5, base_wall_ms());
+    if (put->restore >= 0)
+        sqlite3_bind_int(s, 6, put->restore);
     if (!gw_db_execute(s))
         return gw_db_error(c, err, "cannot add a key");
     put->id = sqlite3_last_insert_rowid(c->db);
@@ -165,9 +170,10 @@ static base_code run_key_put(gw_ledger *ledger, gw_db *c, void *ctx, base_err *e
 }
 
 base_code gw_ledger_key_put(gw_ledger *ledger, int64_t *id, int64_t tenant, const uint8_t hash[32],
-                            uint32_t scopes, const char *label, base_err *err)
+                            uint32_t scopes, int32_t restore, const char *label, base_err *err)
 {
-    key_put put = {.tenant = tenant, .hash = hash, .scopes = scopes, .label = label};
+    key_put put = {
+        .tenant = tenant, .hash = hash, .scopes = scopes, .restore = restore, .label = label};
     base_code code = gw_on_writer(ledger, run_key_put, &put, err);
     *id = put.id;
     return code;

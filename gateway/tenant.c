@@ -105,6 +105,7 @@ static bool add_key(gw_tenants *tenants, const gw_key_row *row)
     slot->info = (gw_key_info){.key = row->id,
                                .tenant = row->tenant,
                                .scopes = row->scopes,
+                               .restore = row->restore,
                                .created_ms = row->created_ms};
     snprintf(slot->info.tenant_name, sizeof(slot->info.tenant_name), "%s", owner->name);
     snprintf(slot->info.label, sizeof(slot->info.label), "%s", row->label);
@@ -149,8 +150,8 @@ base_code gw_tenants_create(gw_tenants **out, gw_ledger *ledger, base_err *err)
     code = gw_ledger_tenant_put(ledger, &id, &salt, "default", err);
     if (code)
         goto fail;
-    tenants->open =
-        (gw_identity){.tenant = id, .salt = salt, .scopes = GW_SCOPE_ALL, .name = "default"};
+    tenants->open = (gw_identity){
+        .tenant = id, .salt = salt, .scopes = GW_SCOPE_ALL, .restore = -1, .name = "default"};
     loading l = {tenants, false};
     code = gw_ledger_tenants(ledger, load_tenant, &l, err);
     if (!code)
@@ -272,8 +273,11 @@ gw_auth gw_tenants_authenticate(gw_tenants *tenants, gw_identity *out, const cha
     const tenant *owner = tenant_by_id(tenants, k->info.tenant);
     if (!owner)
         goto out;
-    *out = (gw_identity){
-        .tenant = owner->id, .key = k->info.key, .salt = owner->salt, .scopes = k->info.scopes};
+    *out = (gw_identity){.tenant = owner->id,
+                         .key = k->info.key,
+                         .salt = owner->salt,
+                         .scopes = k->info.scopes,
+                         .restore = k->info.restore};
     memcpy(out->name, owner->name, sizeof(out->name));
     auth = (k->info.scopes & scopes) == scopes ? GW_AUTH_OK : GW_AUTH_SCOPE;
 out:
@@ -332,7 +336,7 @@ static base_code check_name(const char *what, const char *text, base_err *err)
 }
 
 base_code gw_tenants_add(gw_tenants *tenants, const char *text, const char *name, const char *group,
-                         const char *label, uint32_t scopes, base_err *err)
+                         const char *restore, const char *label, uint32_t scopes, base_err *err)
 {
     base_code code = check_name("tenant", name, err);
     if (!code && group)
@@ -353,7 +357,14 @@ base_code gw_tenants_add(gw_tenants *tenants, const char *text, const char *name
         if (text[i] <= ' ' || text[i] > '~')
             return base_fail_param(err, BASE_INVALID, "key",
                                    "a key may hold printable ASCII without blanks only");
-    gw_key_row row = {.scopes = scopes, .label = label};
+    gw_key_row row = {.scopes = scopes, .label = label, .restore = -1};
+    gw_restore rule;
+    if (restore) {
+        if (!gw_restore_parse(&rule, restore))
+            return base_fail_param(err, BASE_INVALID, "restore",
+                                   "restore must be one of auto, linked, off");
+        row.restore = (int32_t)rule;
+    }
     if (!hash_key(row.hash, text))
         return base_fail_param(err, BASE_INVALID, "key", "this is not a key");
     uint64_t salt;
@@ -361,8 +372,8 @@ base_code gw_tenants_add(gw_tenants *tenants, const char *text, const char *name
     if (!code && group)
         code = gw_ledger_tenant_share(tenants->ledger, row.tenant, group, &salt, err);
     if (!code)
-        code =
-            gw_ledger_key_put(tenants->ledger, &row.id, row.tenant, row.hash, scopes, label, err);
+        code = gw_ledger_key_put(tenants->ledger, &row.id, row.tenant, row.hash, scopes,
+                                 row.restore, label, err);
     if (code)
         return code;
     row.created_ms = base_wall_ms();
@@ -375,7 +386,8 @@ base_code gw_tenants_add(gw_tenants *tenants, const char *text, const char *name
 }
 
 base_code gw_tenants_mint(gw_tenants *tenants, char text[GW_KEY_TEXT_MAX + 1], const char *name,
-                          const char *group, const char *label, uint32_t scopes, base_err *err)
+                          const char *group, const char *restore, const char *label,
+                          uint32_t scopes, base_err *err)
 {
     uint8_t random[24];
     if (getrandom(random, sizeof(random), 0) != (ssize_t)sizeof(random))
@@ -383,7 +395,7 @@ base_code gw_tenants_mint(gw_tenants *tenants, char text[GW_KEY_TEXT_MAX + 1], c
     size_t at = (size_t)snprintf(text, GW_KEY_TEXT_MAX + 1, "wb_");
     for (size_t i = 0; i < sizeof(random); i++)
         at += (size_t)snprintf(text + at, GW_KEY_TEXT_MAX + 1 - at, "%02x", random[i]);
-    return gw_tenants_add(tenants, text, name, group, label, scopes, err);
+    return gw_tenants_add(tenants, text, name, group, restore, label, scopes, err);
 }
 
 /* True if `id` is the one key with scope admin, and others stay that nobody could manage then. */

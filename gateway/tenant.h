@@ -26,6 +26,7 @@ typedef struct gw_identity {
     int64_t key;    /* row id, 0 without keys */
     uint64_t salt;  /* eng_request.space; one for all tenants of a group */
     uint32_t scopes;
+    int32_t restore; /* gw_restore of the key, -1: as configured */
     char name[GW_TENANT_NAME_MAX + 1];
 } gw_identity;
 
@@ -65,13 +66,17 @@ bool gw_tenants_admit(gw_tenants *tenants, gw_identity *out, gw_exchange *exchan
 
 /* Mints a key ("wb_" and 48 hex digits of 192 random bits) for a tenant, which is made if it is
  * new. `group`: the sharing group that it enters for good, NULL: as it is; BASE_CONFLICT if it is
- * in another. The text is given out here and never again. Blocks until the row is committed. */
+ * in another. `restore`: auto, linked or off, whether hidden reasoning comes back to those who drop
+ * it; NULL: as configured. The text is given out here and never again. Blocks until the row is
+ * committed. */
 base_code gw_tenants_mint(gw_tenants *tenants, char key[GW_KEY_TEXT_MAX + 1], const char *tenant,
-                          const char *group, const char *label, uint32_t scopes, base_err *err);
+                          const char *group, const char *restore, const char *label,
+                          uint32_t scopes, base_err *err);
 /* Adds a key whose text the operator chose (at least 16 characters); BASE_CONFLICT if it is there
  * already. Blocks. */
 base_code gw_tenants_add(gw_tenants *tenants, const char *key, const char *tenant,
-                         const char *group, const char *label, uint32_t scopes, base_err *err);
+                         const char *group, const char *restore, const char *label, uint32_t scopes,
+                         base_err *err);
 /* By its row id. BASE_NOT_FOUND; without `force` BASE_CONFLICT for the last key with scope admin
  * while there are others. Blocks. Without the last key, loopback is open again. */
 base_code gw_tenants_revoke(gw_tenants *tenants, int64_t key, bool force, base_err *err);
@@ -79,6 +84,7 @@ base_code gw_tenants_revoke(gw_tenants *tenants, int64_t key, bool force, base_e
 typedef struct gw_key_info {
     int64_t key, tenant;
     uint32_t scopes;
+    int32_t restore; /* gw_restore, -1: as configured */
     int64_t created_ms;
     char tenant_name[GW_TENANT_NAME_MAX + 1], label[GW_TENANT_NAME_MAX + 1];
     char group[GW_TENANT_NAME_MAX + 1]; /* "": none */

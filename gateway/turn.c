@@ -717,6 +717,8 @@ static base_code read_restore(gw_turn *turn, base_err *err)
     const char *text = NULL;
     json_t *own = NULL;
     CHECK(gw_restore_parse(out, turn->app->conf->ledger_restore));
+    if (turn->identity.restore >= 0)
+        *out = (gw_restore)turn->identity.restore;
     base_code code = gw_read_name(&text, turn->json, "", "restore", 16, err);
     if (!code)
         code = gw_read_object(&own, turn->json, "", "whimbrel", err);

@@ -41,6 +41,26 @@ await check('tenants share no cached token, one tenant does', async () => {
   assert.equal(await cached(b.key), 0);
 });
 
+await check('a key has its own rule for hidden reasoning; a request may ask for less, never for more', async () => {
+  const off = await make({ tenant: a.tenant, scopes: ['inference'], label: 'off', restore: 'off' }, root.key);
+  const bad = await admin('/admin/v1/keys', { restore: 'all' }, { authorization: `Bearer ${root.key}` });
+  assert.equal(bad.status, 400);
+  assert.equal(bad.json.error.param, 'restore');
+  const list = await (await fetch(`${server.admin}/admin/v1/keys`, { headers: { authorization: `Bearer ${root.key}` } })).json();
+  assert.equal(list.data.find((k) => k.label === 'off').restore, 'off');
+  assert.ok(!('restore' in list.data.find((k) => k.label === 'root')));
+  const body = { ...ask(`Who are you, ${word()}?`), max_tokens: 60, return_token_ids: true, thinking: { type: 'enabled' } };
+  const run = async (key, more) => (await post(server.url, '/v1/chat/completions', { ...body, ...more }, { 'x-api-key': key })).json;
+  const first = (await run(a.key)).choices[0];
+  assert.ok(first.message.reasoning_content);
+  body.messages.push({ role: 'assistant', content: first.message.content }, { role: 'user', content: 'Go on.' });
+  const restored = async (key, more) => (await run(key, more)).prompt_token_ids.join().includes(first.token_ids.join());
+  assert.equal(await restored(a.key), true);
+  assert.equal(await restored(a.key, { restore: 'off' }), false);
+  assert.equal(await restored(off.key), false);
+  assert.equal(await restored(off.key, { restore: 'auto' }), false);
+});
+
 await check('a revoked key is 401 at once', async () => {
   const list = await (await fetch(`${server.admin}/admin/v1/keys`, { headers: { authorization: `Bearer ${root.key}` } })).json();
   const row = list.data.find((k) => k.tenant === b.tenant);

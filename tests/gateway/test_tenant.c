@@ -61,8 +61,8 @@ static const char key[] = "KEY-of-sixteen-or-more";
 static void add(const char *text, const char *tenant, uint32_t scopes)
 {
     base_err err = BASE_ERR_INIT;
-    cr_assert_eq(gw_tenants_add(tenants, text, tenant, NULL, "label", scopes, &err), BASE_OK, "%s",
-                 err.text);
+    cr_assert_eq(gw_tenants_add(tenants, text, tenant, NULL, NULL, "label", scopes, &err), BASE_OK,
+                 "%s", err.text);
 }
 
 Test(tenant, without_keys_loopback_is_the_tenant_default)
@@ -155,7 +155,8 @@ Test(tenant, scopes_are_asked_for)
 Test(tenant, tenants_and_salts_survive_a_restart)
 {
     char minted[GW_KEY_TEXT_MAX + 1];
-    cr_assert_eq(gw_tenants_mint(tenants, minted, "acme", NULL, "l", GW_SCOPE_ALL, NULL), BASE_OK);
+    cr_assert_eq(gw_tenants_mint(tenants, minted, "acme", NULL, NULL, "l", GW_SCOPE_ALL, NULL),
+                 BASE_OK);
     add(key, "globex", GW_SCOPE_INFER);
     gw_identity one, two, again;
     cr_assert_eq(as(NULL, minted, &one), GW_AUTH_OK);
@@ -192,7 +193,7 @@ Test(tenant, revoked_keys_open_nothing_and_cannot_be_added_again)
     cr_assert_eq(gw_tenants_revoke(tenants, info[0].key, false, NULL), BASE_OK);
     cr_assert_eq(gw_tenants_revoke(tenants, info[0].key, false, NULL), BASE_NOT_FOUND);
     cr_assert_eq(as(NULL, key, NULL), GW_AUTH_WRONG);
-    cr_assert_eq(gw_tenants_add(tenants, key, "acme", NULL, "l", GW_SCOPE_INFER, NULL),
+    cr_assert_eq(gw_tenants_add(tenants, key, "acme", NULL, NULL, "l", GW_SCOPE_INFER, NULL),
                  BASE_CONFLICT);
     close_all();
     open_all();
@@ -206,9 +207,9 @@ Test(tenant, a_sharing_group_has_one_namespace)
     base_err err = BASE_ERR_INIT;
     add(key, "one", GW_SCOPE_INFER);
     cr_assert_eq(as(NULL, key, &other), GW_AUTH_OK);
-    cr_assert_eq(gw_tenants_add(tenants, "key-two-of-sixteen", "two", "team", "", 1, NULL),
+    cr_assert_eq(gw_tenants_add(tenants, "key-two-of-sixteen", "two", "team", NULL, "", 1, NULL),
                  BASE_OK);
-    cr_assert_eq(gw_tenants_add(tenants, "key-one-of-sixteen", "one", "team", "", 1, NULL),
+    cr_assert_eq(gw_tenants_add(tenants, "key-one-of-sixteen", "one", "team", NULL, "", 1, NULL),
                  BASE_OK);
     for (int round = 0; round < 2; round++) {
         cr_assert_eq(as(NULL, key, &one), GW_AUTH_OK);
@@ -222,10 +223,10 @@ Test(tenant, a_sharing_group_has_one_namespace)
     gw_key_info info[4];
     cr_assert_eq(gw_tenants_keys(tenants, info, 4), 3);
     cr_assert_str_eq(info[0].group, "team");
-    cr_assert_eq(gw_tenants_add(tenants, "key-six-of-sixteen", "one", "others", "", 1, &err),
+    cr_assert_eq(gw_tenants_add(tenants, "key-six-of-sixteen", "one", "others", NULL, "", 1, &err),
                  BASE_CONFLICT);
     cr_assert_str_eq(err.param, "group");
-    cr_assert_eq(gw_tenants_add(tenants, "key-six-of-sixteen", "one", "a b", "", 1, NULL),
+    cr_assert_eq(gw_tenants_add(tenants, "key-six-of-sixteen", "one", "a b", NULL, "", 1, NULL),
                  BASE_INVALID);
     cr_assert_eq(as(NULL, "key-six-of-sixteen", NULL), GW_AUTH_WRONG);
 }
@@ -274,9 +275,9 @@ Test(tenant, bad_names_and_keys_are_refused_by_field)
                 {"KEY-of-sixteen-or-more", "acme", 64, "scopes"}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         base_err err = BASE_ERR_INIT;
-        cr_expect_eq(
-            gw_tenants_add(tenants, rows[i].key, rows[i].tenant, NULL, "l", rows[i].scopes, &err),
-            BASE_INVALID, "row %zu", i);
+        cr_expect_eq(gw_tenants_add(tenants, rows[i].key, rows[i].tenant, NULL, NULL, "l",
+                                    rows[i].scopes, &err),
+                     BASE_INVALID, "row %zu", i);
         cr_expect_str_eq(err.param, rows[i].param);
     }
 }

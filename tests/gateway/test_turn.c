@@ -415,8 +415,9 @@ Test(turn, draining_refuses_new_turns)
 Test(turn, keys_are_asked_for_once_there_are_any)
 {
     char key[GW_KEY_TEXT_MAX + 1], header[256];
-    cr_assert_eq(gw_tenants_mint(app.tenants, key, "acme", NULL, "test", GW_SCOPE_INFER, NULL),
-                 BASE_OK);
+    cr_assert_eq(
+        gw_tenants_mint(app.tenants, key, "acme", NULL, NULL, "test", GW_SCOPE_INFER, NULL),
+        BASE_OK);
     gw_exchange *e = send_text(HELLO "}");
     cr_assert_eq(e->status, 401);
     cr_assert_not_null(strstr(e->out.data, "invalid_api_key"));
