@@ -168,7 +168,8 @@ static const char *const sql_text[GW_SQL_COUNT] = {
         "SELECT t.public, p.public, t.status, t.finish, t.node, p.node, t.lead, t.template, "
         "n.digest, n.run IS NOT NULL, t.reason, t.parent, r.tokens, r.slot IS NOT NULL, "
         "t.prompt_tokens, t.cached_tokens, t.restored_tokens, t.output_tokens, t.reasoning_tokens, "
-        "t.drafted, t.accepted, t.created_ms, t.dialect "
+        "t.drafted, t.accepted, t.created_ms, t.dialect, (SELECT x.told FROM streams x WHERE "
+        "x.public_key=t.public_key AND x.turn=t.public AND x.live=0) "
         "FROM turns t LEFT JOIN turns p ON p.id=t.parent LEFT JOIN nodes n ON n.id=t.node LEFT "
         "JOIN runs r ON r.id=t.run WHERE t.id=?1",
     /* Its own turns and those that a deleted session left to it, the newest first. */

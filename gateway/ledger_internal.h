@@ -329,6 +329,7 @@ struct gw_ledger {
     bool keeper_stop;
 
     atomic_uint_fast64_t commit_count, transaction_count, failure_count, trim_count;
+    atomic_uint_fast64_t native_count; /* native sessions; written by the writer */
 };
 
 /* One process a data directory; the lock goes with the descriptor, which is set (-1: none) in any
@@ -372,6 +373,11 @@ void gw_purge(gw_ledger *ledger);
 /* On the writer, in the transaction of a turn that was just added. False on an error. */
 bool gw_stream_commit(gw_db *c, const gw_commit *commit);
 bool gw_conversation_commit(gw_db *c, const gw_commit *commit);
+
+/* ---- ledger_session.c ---- */
+
+/* Counts native sessions, at open. */
+base_code gw_native_count(gw_ledger *ledger, base_err *err);
 
 /* ---- ledger_check.c ---- */
 

@@ -1,6 +1,7 @@
 /* Native sessions: see ledger_session.h. */
 #include "gateway/ledger_session.h"
 
+#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -150,7 +151,6 @@ static bool find_turn(gw_db *c, int64_t *row, int64_t tenant, const char *turn)
 
 static base_code run_create(gw_ledger *ledger, gw_db *c, void *ctx, base_err *err)
 {
-    (void)ledger;
     const gw_session_new *fresh = ctx;
     int64_t count = 0, head = 0;
     sqlite3_stmt *s = gw_db_statement(c, GW_SQL_NATIVE_COUNT);
@@ -178,7 +178,23 @@ static base_code run_create(gw_ledger *ledger, gw_db *c, void *ctx, base_err *er
     gw_bind_text(s, 8, fresh->forked_session);
     gw_bind_text(s, 9, fresh->forked_session ? fresh->head : NULL);
     sqlite3_bind_int64(s, 10, fresh->created_ms);
-    return gw_db_execute(s) ? BASE_OK : gw_db_error(c, err, "cannot make a session");
+    if (!gw_db_execute(s))
+        return gw_db_error(c, err, "cannot make a session");
+    atomic_fetch_add(&ledger->native_count, 1);
+    return BASE_OK;
+}
+
+base_code gw_native_count(gw_ledger *ledger, base_err *err)
+{
+    sqlite3_stmt *s;
+    const char *sql = "SELECT count(*) FROM sessions WHERE kind=1";
+    if (sqlite3_prepare_v2(ledger->writer->db, sql, -1, &s, NULL) != SQLITE_OK)
+        return gw_db_error(ledger->writer, err, "cannot count sessions");
+    int64_t count = 0;
+    bool ok = gw_db_scalar(s, &count);
+    sqlite3_finalize(s);
+    atomic_store(&ledger->native_count, (uint64_t)count);
+    return ok ? BASE_OK : gw_db_error(ledger->writer, err, "cannot count sessions");
 }
 
 base_code gw_session_create(gw_ledger *ledger, const gw_session_new *fresh, base_err *err)
@@ -284,8 +300,10 @@ static base_code run_delete(gw_ledger *ledger, gw_db *c, void *ctx, base_err *er
     if (d)
         ok = gw_deletion_end(d, ok) && ok;
     free(turns);
-    if (ok && gw_db_simple(c, GW_SQL_COMMIT))
+    if (ok && gw_db_simple(c, GW_SQL_COMMIT)) {
+        atomic_fetch_sub(&ledger->native_count, 1);
         return BASE_OK;
+    }
     code = gw_db_error(c, err, "cannot delete a session");
     if (begun)
         gw_db_simple(c, GW_SQL_ROLLBACK);
@@ -383,6 +401,25 @@ static base_code read_items(gw_db *c, gw_path_turn *out, int64_t node, int64_t a
     return BASE_OK;
 }
 
+/* Turns that said the same in the same place share the item, but each made calls of its own: their
+ * ids are in what the turn told. */
+static char *with_own_calls(char *item, const char *text_told, base_arena *arena)
+{
+    json_t *told = text_told ? json_loads(text_told, 0, NULL) : NULL;
+    json_t *ids = json_object_get(told, "calls");
+    json_t *tree = json_array_size(ids) ? json_loads(item, JSON_ALLOW_NUL, NULL) : NULL;
+    json_t *calls = json_object_get(tree, "tool_calls");
+    for (size_t i = 0; i < json_array_size(calls) && i < json_array_size(ids); i++)
+        json_object_set(json_array_get(calls, i), "id", json_array_get(ids, i));
+    char *text = tree ? json_dumps(tree, JSON_COMPACT) : NULL;
+    if (text)
+        item = base_arena_copy(arena, text, strlen(text));
+    free(text);
+    json_decref(tree);
+    json_decref(told);
+    return item;
+}
+
 /* A row of GW_SQL_NATIVE_TURN. */
 static base_code read_path_turn(gw_db *c, gw_path_turn *out, int64_t row, const char *template_id,
                                 base_arena *arena, base_err *err)
@@ -417,11 +454,16 @@ static base_code read_path_turn(gw_db *c, gw_path_turn *out, int64_t row, const 
         good = gw_column_numbers(s, 12, &run, &out->run_count, arena);
         out->run = good ? run : NULL;
     }
+    const char *told = column_copy(s, 23, arena);
     sqlite3_reset(s);
     if (!good)
         return base_fail(err, BASE_FORMAT, "the tokens of turn row %lld are damaged",
                          (long long)row);
-    return read_items(c, out, node, above, arena, err);
+    base_code code = read_items(c, out, node, above, arena, err);
+    char **last = !code && out->item_count ? &out->items[out->item_count - 1] : NULL;
+    if (last && out->answered)
+        *last = with_own_calls(*last, told, arena);
+    return code ? code : !last || *last ? BASE_OK : no_memory(err);
 }
 
 /* The row where a path begins. */
@@ -529,6 +571,7 @@ static base_code read_head(gw_db *c, gw_head *out, int64_t tenant, const gw_sess
     bool found = sqlite3_step(s) == SQLITE_ROW;
     int64_t node = found ? sqlite3_column_int64(s, 4) : 0;
     uint32_t lead = 0;
+    const char *told = NULL;
     if (found) {
         const char *made_by = (const char *)sqlite3_column_text(s, 7);
         gw_id_set(&out->turn, (const char *)sqlite3_column_text(s, 0));
@@ -537,6 +580,7 @@ static base_code read_head(gw_db *c, gw_head *out, int64_t tenant, const gw_sess
         out->exact =
             sqlite3_column_int(s, 9) && made_by != NULL && strcmp(made_by, template_id) == 0;
         found = gw_column_digest(s, 8, &out->node);
+        told = column_copy(s, 23, arena);
     }
     sqlite3_reset(s);
     s = found ? gw_db_statement(c, GW_SQL_NODE_ROOT) : NULL;
@@ -553,7 +597,7 @@ static base_code read_head(gw_db *c, gw_head *out, int64_t tenant, const gw_sess
         return gw_db_error(c, err, "cannot read an answer");
     sqlite3_bind_int64(s, 1, node);
     if (sqlite3_step(s) == SQLITE_ROW)
-        out->answer = column_copy(s, 0, arena);
+        out->answer = with_own_calls((char *)column_copy(s, 0, arena), told, arena);
     sqlite3_reset(s);
     gw_turn_row tokens = {0};
     code = gw_turn_tokens(c, &tokens, row, arena, err);

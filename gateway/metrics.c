@@ -5,7 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gateway/append.h"
 #include "gateway/conf.h"
+#include "gateway/lock.h"
 #include "gateway/ledger.h"
 #include "gateway/ledger.h"
 
@@ -278,9 +280,21 @@ static void render_ledger(const gw_app *app, base_buf *out)
     count(out, "ledger_failures_total", "Turns that it could not write.", s.failures);
     count(out, "ledger_trimmed_total", "Cached turns that left for room.", s.trimmed);
     gauge(out, "ledger_queued", "Turns that wait for the writer.", s.queued);
+    gauge(out, "native_sessions", "Native sessions that are kept.", (double)s.native_sessions);
     gauge(out, "ledger_bytes", "Bytes of whimbrel.db.", (double)s.database_bytes);
     gauge(out, "ledger_log_bytes", "Bytes of its write-ahead log.", (double)s.wal_bytes);
     gauge(out, "ledger_memory_bytes", "Bytes of recent runs in memory.", (double)s.memory_bytes);
+}
+
+static void render_sessions(const gw_app *app, base_buf *out)
+{
+    gw_append_stats s = gw_append_get_stats(app->appends);
+    gauge(out, "turns_waiting", "Turns in line behind another of their session or conversation.",
+          gw_locks_waiting(app->locks));
+    gauge(out, "appended_bytes", "Tool results that wait for a session's next turn.",
+          (double)s.bytes);
+    count(out, "appended_tokens_total",
+          "Tokens of next turns that were run over before the turn came.", s.prefilled_tokens);
 }
 
 static void render_server(const gw_app *app, base_buf *out)
@@ -313,6 +327,8 @@ void gw_metrics_render(gw_metrics *metrics, const gw_app *app, base_buf *out)
         render_engine(app, out);
     if (app->ledger != NULL)
         render_ledger(app, out);
+    if (app->appends != NULL)
+        render_sessions(app, out);
     if (app->server != NULL)
         render_server(app, out);
     gauge(out, "start_time_seconds", "Unix time of the start.", (double)app->started_ms / 1000);

@@ -638,6 +638,19 @@ static void part(gw_turn *turn, const eng_part *p)
     end_event(turn);
 }
 
+/* The ids of its calls: what turns that said the same do not share. */
+static void ending(gw_turn *turn)
+{
+    base_buf *out = &state(turn)->record;
+    base_buf_clear(out);
+    for (uint32_t i = 0; i < turn->call_count; i++)
+        base_buf_printf(out, "%s\"%s\"", i ? "," : "{\"calls\":[", turn->calls[i].id.text);
+    base_buf_puts(out, "]}");
+    if (turn->call_count && !out->failed)
+        turn->told = base_arena_copy(turn->arena, out->data, out->length);
+    turn->lossy |= turn->call_count && !turn->told;
+}
+
 /* The results that were appended are part of a turn now; those of its own calls are to come. */
 static void turn_page(gw_turn *turn)
 {
@@ -697,6 +710,7 @@ static const gw_dialect dialect = {
     .check = check,
     .open = open_stream,
     .part = part,
+    .ending = ending,
     .finish = finish,
     .fail = fail,
     .ping = gw_write_comment,

@@ -461,6 +461,7 @@ static bool begin_commit(gw_turn *turn, uint32_t run_tokens)
         .numerics = info->numerics,
         .metadata = turn->metadata,
         .echo = turn->echo,
+        .told = turn->told,
         .moves_head = turn->moves_head,
         .root = &turn->root,
         .match = &turn->match,
@@ -541,6 +542,8 @@ static void on_done(gw_turn *turn, const eng_event *event)
                        (double)event->usage.prompt_tokens - (double)event->usage.cached_tokens);
     gw_metrics_observe(metrics, GW_OUTPUT_TOKENS, event->usage.output_tokens);
     let_go_engine(turn);
+    if (turn->dialect->ending)
+        turn->dialect->ending(turn);
     turn->commit_pending = true;
     if (begin_commit(turn, (uint32_t)base_min(event->run_tokens, turn->run_count - turn->lead)))
         return;

@@ -60,6 +60,9 @@ typedef struct gw_dialect {
     /* Loop. One part, after it was added to the answer; for streams that wait for their client,
      * several in one. */
     void (*part)(gw_turn *turn, const eng_part *part);
+    /* Loop. The answer is whole and about to be committed: what the ledger keeps of it may be set.
+     * May be NULL. */
+    void (*ending)(gw_turn *turn);
     /* Loop. The turn is committed: the whole answer, or the records that tell the end. Ends the
      * exchange. */
     void (*finish)(gw_turn *turn);
@@ -123,6 +126,7 @@ struct gw_turn {
     bool moves_head;        /* see gw_commit */
     const char *metadata;   /* JSON, NULL if none */
     const char *echo;       /* JSON for the ledger, NULL if none; see gw_commit */
+    const char *told;       /* the same */
     eng_text cache_salt;
     gw_retention retention;
     eng_item *items; /* chat.items, still writable */
