@@ -369,6 +369,24 @@ typedef struct progress {
     bool any;
 } progress;
 
+/* The ids of an answer's calls, as its turn would have told them. */
+static base_code calls_told(importer *m, const char **out, const eng_item *answer, base_err *err)
+{
+    eng_text text;
+    base_buf json;
+    base_buf_init(&json, 0);
+    if (!answer->call_count)
+        return BASE_OK;
+    for (uint32_t i = 0; i < answer->call_count; i++) {
+        base_buf_puts(&json, i ? "," : "{\"calls\":[");
+        base_buf_json_string(&json, answer->calls[i].id.data, answer->calls[i].id.length);
+    }
+    base_buf_puts(&json, "]}");
+    GW_TRY(gw_keep(&m->plan, &text, &json, err));
+    *out = text.data;
+    return BASE_OK;
+}
+
 static base_code store_turn(importer *m, progress *at, const json_t *turn, base_err *err)
 {
     const eng_info *info = eng_get_info(m->app->engine);
@@ -401,6 +419,8 @@ static base_code store_turn(importer *m, progress *at, const json_t *turn, base_
     GW_TRY(gw_session_match(&match, &m->fronts[front], at->any ? &at->head : NULL, false,
                             m->items.items, last, at->items, arena, err));
     match.miss = GW_MISS_NONE;
+    const char *told = NULL;
+    GW_TRY(calls_told(m, &told, answer, err));
     gw_id id = gw_id_mint("turn_");
     waiting w = {
         .commit = {.done = on_stored,
@@ -412,6 +432,7 @@ static base_code store_turn(importer *m, progress *at, const json_t *turn, base_
                    .fingerprint = info->fingerprint,
                    .numerics = info->numerics,
                    .moves_head = true,
+                   .told = told,
                    .root = &m->fronts[front],
                    .match = &match,
                    .items = m->items.items,
