@@ -28,16 +28,15 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
-#include "engine/base/num.h"
+#include "cache/table.h"
 #include "engine/base/thread.h"
 
-/* How far ahead of the comparison tokens are asked for: pages of one edge lie anywhere in memory,
+/* How far ahead of the comparison tokens are asked for: an edge's pages may lie anywhere in memory,
  * and one page's 512 bytes are too short for the processor to guess the next. */
 #define PREFETCH_PAGES 8
 #define CACHE_LINE_BYTES 64
-#define HUGE_BYTES ((size_t)2 << 20)
+#define COUNTS_PER_LINE (CACHE_LINE_BYTES / sizeof(uint32_t))
 
 /* A place in the tree: `in_edge` tokens into the edge of `at`, `depth` tokens from the start. */
 typedef struct cursor {
@@ -267,11 +266,19 @@ static uint32_t next_page(const kv_index *index, page_walk *walk)
     return page;
 }
 
-static void prefetch_rows(const kv_index *index, uint32_t page)
+/* Asks for the next page of a walk, whose last page was `last`; returns it. Rows that lie behind
+ * those of the last page the processor finds by itself, and faster. The pool's counts are touched
+ * once the match is known. */
+static uint32_t prefetch_page(const kv_index *index, page_walk *walk, uint32_t last)
 {
+    uint32_t page = next_page(index, walk);
     const char *rows = (const char *)rows_of(index, page);
-    for (uint32_t i = 0; i < KV_PAGE_TOKENS * sizeof(int32_t); i += CACHE_LINE_BYTES)
+    bool jump = page != last + 1;
+    for (uint32_t i = 0; jump && i < KV_PAGE_TOKENS * sizeof(int32_t); i += CACHE_LINE_BYTES)
         __builtin_prefetch(rows + i);
+    if (jump || page % COUNTS_PER_LINE == 0)
+        kv_pool_prefetch(index->pool, page);
+    return page;
 }
 
 /* How many of tokens[0..count) an edge goes on with after its first `skip`. */
@@ -285,11 +292,12 @@ static uint32_t common_length(const kv_index *index, const kv_node *node, uint32
     page_walk here = walk_pages(index, node, slot_of(from) - slot_of(node->from),
                                 slots_touched(from, limit)),
               ahead = here;
+    uint32_t last = KV_PAGE_NONE - 1; /* before no page */
     for (uint32_t i = 0; i < PREFETCH_PAGES && ahead.left > 0; i++)
-        prefetch_rows(index, next_page(index, &ahead));
+        last = prefetch_page(index, &ahead, last);
     while (done < limit) {
         if (ahead.left > 0)
-            prefetch_rows(index, next_page(index, &ahead));
+            last = prefetch_page(index, &ahead, last);
         const int32_t *have = rows_of(index, next_page(index, &here)) + row;
         uint32_t span = KV_PAGE_TOKENS - row;
         if (span > limit - done)
@@ -560,20 +568,8 @@ static void drop_under(kv_index *index, uint32_t top)
 
 /* ---- the header's functions ---- */
 
-/* Uninitialised. In huge pages where there is enough of it: a match of 128K tokens reads 512 KiB
- * from anywhere in gigabytes, and would miss the TLB at every eighth page. */
-static void *big_alloc(size_t bytes)
-{
-    size_t align = bytes < HUGE_BYTES ? CACHE_LINE_BYTES : HUGE_BYTES;
-    void *at = aligned_alloc(align, base_align_up(bytes, align));
-    if (at != NULL && align == HUGE_BYTES)
-        (void)madvise(at, base_align_up(bytes, align), MADV_HUGEPAGE);
-    return at;
-}
-
 base_code kv_index_create(kv_index **out, kv_pool *pool, uint32_t node_max, base_err *err)
 {
-    size_t rows, row_bytes, run_max;
     uint32_t page_count = kv_pool_page_count(pool), bucket_count = 1;
     *out = NULL;
     if (node_max < 2 || node_max > UINT32_MAX / 4)
@@ -583,9 +579,8 @@ base_code kv_index_create(kv_index **out, kv_pool *pool, uint32_t node_max, base
         goto nomem;
     /* Every listing of a page but its first is the first of some edge, and an edge wastes less than
      * two runs. */
-    run_max = page_count / KV_RUN_PAGES + 2 * (size_t)node_max + 4;
-    if (run_max >= KV_NODE_NONE || !base_mul(&rows, page_count, KV_PAGE_TOKENS) ||
-        !base_mul(&row_bytes, rows, sizeof *index->tokens) || row_bytes > SIZE_MAX - HUGE_BYTES)
+    size_t run_max = page_count / KV_RUN_PAGES + 2 * (size_t)node_max + 4;
+    if (run_max >= KV_NODE_NONE)
         goto nomem;
     while (bucket_count < node_max)
         bucket_count *= 2;
@@ -595,21 +590,23 @@ base_code kv_index_create(kv_index **out, kv_pool *pool, uint32_t node_max, base
     index->run_max = index->run_free_count = (uint32_t)run_max;
     index->bucket_mask = bucket_count - 1;
     index->roots = KV_NODE_NONE;
-    index->nodes = big_alloc(node_max * sizeof *index->nodes);
-    index->runs = big_alloc(run_max * sizeof *index->runs);
-    index->buckets = malloc(bucket_count * sizeof *index->buckets);
-    index->tokens = big_alloc(row_bytes);
-    index->known = calloc(page_count, sizeof *index->known);
-    index->page_refs = calloc(page_count, sizeof *index->page_refs);
-    index->heap = malloc(node_max * sizeof *index->heap);
+    index->second = 1;
+    index->nodes = kv__table(node_max, sizeof *index->nodes);
+    index->runs = kv__table(run_max, sizeof *index->runs);
+    index->buckets = kv__table(bucket_count, sizeof *index->buckets);
+    index->tokens = kv__table(page_count, KV_PAGE_TOKENS * sizeof *index->tokens);
+    index->known = kv__table(page_count, sizeof *index->known);
+    index->page_refs = kv__table(page_count, sizeof *index->page_refs);
+    index->heap = kv__table(node_max, sizeof *index->heap);
     index->classes = calloc(KV_CLASSES, sizeof *index->classes);
     index->ghosts = calloc(KV_GHOSTS, sizeof *index->ghosts);
-    index->second = 1;
     if (index->nodes == NULL || index->runs == NULL || index->buckets == NULL ||
         index->tokens == NULL || index->known == NULL || index->page_refs == NULL ||
         index->heap == NULL || index->classes == NULL || index->ghosts == NULL)
         goto nomem;
     memset(index->buckets, 0xFF, bucket_count * sizeof *index->buckets); /* KV_NODE_NONE */
+    memset(index->known, 0, page_count * sizeof *index->known);
+    memset(index->page_refs, 0, page_count * sizeof *index->page_refs);
     for (uint32_t i = 0; i < node_max; i++)
         index->nodes[i] =
             (kv_node){.parent = KV_NODE_NONE, .next = i + 1 < node_max ? i + 1 : KV_NODE_NONE};

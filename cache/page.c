@@ -11,7 +11,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-#include "engine/base/num.h"
+#include "cache/table.h"
 #include "engine/base/thread.h"
 
 _Static_assert(KV_PAGE_TOKENS <= UINT8_MAX, "filled is kept in a byte");
@@ -90,15 +90,19 @@ base_code kv_pool_create(kv_pool **out, uint32_t page_count, base_err *err)
     if (pool == NULL)
         goto nomem;
     pool->page_count = pool->free_count = page_count;
-    pool->refs = calloc(page_count, sizeof *pool->refs);
-    pool->next_free = malloc(page_count * sizeof *pool->next_free);
-    pool->owners = calloc(page_count, sizeof *pool->owners);
-    pool->filled = calloc(page_count, sizeof *pool->filled);
+    pool->refs = kv__table(page_count, sizeof *pool->refs);
+    pool->next_free = kv__table(page_count, sizeof *pool->next_free);
+    pool->owners = kv__table(page_count, sizeof *pool->owners);
+    pool->filled = kv__table(page_count, sizeof *pool->filled);
     if (pool->refs == NULL || pool->next_free == NULL || pool->owners == NULL ||
         pool->filled == NULL)
         goto nomem;
-    for (uint32_t i = 0; i < page_count; i++)
+    for (uint32_t i = 0; i < page_count; i++) {
+        pool->refs[i] = 0;
         pool->next_free[i] = i + 1;
+        pool->owners[i] = 0;
+        pool->filled[i] = 0;
+    }
     pool->next_free[page_count - 1] = KV_PAGE_NONE;
     *out = pool;
     return BASE_OK;
@@ -160,6 +164,12 @@ void kv_pool_ref_all(kv_pool *pool, const uint32_t *pages, uint32_t count)
         CHECK(refs[pages[i]] - 1 < UINT32_MAX - 1); /* neither free nor full */
         refs[pages[i]]++;
     }
+}
+
+void kv_pool_prefetch(const kv_pool *pool, uint32_t page)
+{
+    CHECK(page < pool->page_count);
+    __builtin_prefetch(&pool->refs[page], 1);
 }
 
 void kv_pool_unref(kv_pool *pool, uint32_t page)

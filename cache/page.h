@@ -50,6 +50,8 @@ uint32_t kv_pool_page_count(const kv_pool *pool);
 uint32_t kv_pool_alloc(kv_pool *pool, uint64_t owner);
 void kv_pool_ref(kv_pool *pool, uint32_t page);
 void kv_pool_ref_all(kv_pool *pool, const uint32_t *pages, uint32_t count);
+/* Fetches the page's count, and those of its neighbours, for a kv_pool_ref to come. */
+void kv_pool_prefetch(const kv_pool *pool, uint32_t page);
 void kv_pool_unref(kv_pool *pool, uint32_t page); /* the last one frees it */
 uint32_t kv_pool_refs(const kv_pool *pool, uint32_t page);
 uint32_t kv_pool_filled(const kv_pool *pool, uint32_t page);

@@ -163,9 +163,11 @@ typedef struct job {
     pthread_barrier_t *go;
 } job;
 
-__attribute__((target_clones("avx512f", "avx2", "default"))) static uint64_t read_all(const wide *p,
-                                                                                      size_t count)
+__attribute__((target_clones("avx512f", "avx2", "default"))) uint64_t
+bench_read_all(const void *at, size_t bytes)
 {
+    const wide *p = at;
+    size_t count = bytes / sizeof *p;
     wide a = {0}, b = {0}, c = {0}, d = {0};
     for (size_t i = 0; i < count; i += 4) {
         a ^= p[i];
@@ -213,7 +215,7 @@ static void *read_job(void *arg)
     job *j = arg;
     pthread_barrier_wait(j->go);
     uint64_t before = base_now_ns();
-    j->sink = (double)read_all(j->ring, RING_BYTES / sizeof(wide));
+    j->sink = (double)bench_read_all(j->ring, RING_BYTES);
     j->ns = base_now_ns() - before;
     return NULL;
 }

@@ -2,6 +2,7 @@
  * and reports; a wrong result prints no time. Thread: main. */
 #pragma once
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define BENCH_SAMPLES_MAX 64
@@ -27,6 +28,10 @@ void bench_report_beside(const char *bench, const char *config, const char *unit
                          int peer_count);
 /* True if the command line asks for rows whose name begins so. */
 bool bench_wanted(const char *name);
+
+/* Reads `bytes` (a multiple of 256, aligned to 64) as fast as one thread can; returns what keeps
+ * the compiler from leaving that out. */
+uint64_t bench_read_all(const void *at, size_t bytes);
 
 /* p.match, p.insert, p.evict, p.branch: the prefix tree beside hash chains and a token trie.
  * `read_gbs`: what one thread reads. False if a result was wrong. */

@@ -4,11 +4,17 @@
  *
  * p.match.T.N.cold: the same for a session drawn at random.
  *
- * p.insert: a turn of 2,200 tokens listed behind 128K that are known.
+ * p.match.T.N.ledger: the same session by the hint that its last match left: the first T tokens are
+ * known to be those of then, pages and references remain.
  *
- * p.branch: match, a page or two, and the split of an edge at any token of 128K.
+ * p.insert: a turn of 2,200 tokens listed behind 128K that are known, by the match's hint, in pages
+ * that have held others before.
  *
- * p.evict: pages freed by kv_index_evict out of a full pool of a million.
+ * p.branch: a fork at any token of 128K: match, a page or two, insert with the split of an edge,
+ * references back. p.branch.insert: the insert alone.
+ *
+ * p.evict: pages freed by kv_index_evict out of a full pool of a million, by last use.
+ * p.evict.value: by value, among them the calls that rank all leaves anew.
  *
  * The prompt is written just before it is timed, as a server has just put it together; what is cold
  * is the tree. The limit of p.match is one thread's measured read rate on the 4 bytes a token that
@@ -17,6 +23,7 @@
  * Peers are plain C of other servers' algorithms, over the same sessions in the same rounds:
  *   sha256   chain of SHA-256(parent's hash, 16 tokens), each looked up in a table of 64-bit keys
  *   xxh3     the same with XXH3 of 64 bits
+ *   read     no peer: the tree's rows of a session, read and not compared
  *   trie     a node a token; holds as many sessions as 32 M nodes allow, laid out in order
  *
  * 10,000 sessions of 128K tokens share the first 112K by groups of two or three, so that the tree
@@ -31,7 +38,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#include "cache/index.h"
+#include "cache/index_internal.h" /* where the tree keeps its rows */
 #include "engine/base/clock.h"
 #include "engine/base/rand.h"
 
@@ -205,6 +212,10 @@ static uint32_t trie_match(const trie *t, const int32_t *tokens, uint32_t count)
 
 /* ---- everything resident ---- */
 
+/* What a turn and a page of it may cost, by the figures. */
+#define TURN_US 2.0
+#define PAGE_US 0.05
+
 typedef struct house {
     const shape *shape;
     kv_pool *pool;
@@ -214,6 +225,7 @@ typedef struct house {
     int32_t *tokens; /* one prompt, and a turn more */
     uint32_t *pages;
     uint32_t (*ends)[2]; /* first and last page of each session */
+    kv_hint hint;        /* of the last match */
     uint64_t clock;
 } house;
 
@@ -230,12 +242,13 @@ static void house_free(house *h)
     *h = (house){0};
 }
 
-/* Lists tokens[0..count), taking pages for what is not there. Returns false if the pool is used up.
- */
-static bool settle(house *h, uint32_t count)
+/* Lists tokens[0..count), taking pages for what is not there; `*insert_us` is what the listing
+ * took. Returns false if the pool is used up. */
+static bool settle(house *h, uint64_t space, uint32_t count, double *insert_us)
 {
     uint64_t owner = ++h->clock;
-    kv_match m = kv_index_match(h->index, SPACE, h->tokens, count, h->pages, h->clock);
+    kv_hint hint = {0};
+    kv_match m = kv_index_match_from(h->index, space, &hint, h->tokens, count, h->pages, h->clock);
     uint32_t kept = m.tokens / KV_PAGE_TOKENS, all = (count + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS;
     if (kept < m.page_count)
         kv_pool_unref(h->pool, h->pages[kept]);
@@ -247,7 +260,11 @@ static bool settle(house *h, uint32_t count)
         kv_pool_set_filled(h->pool, h->pages[p], owner,
                            left < KV_PAGE_TOKENS ? left : KV_PAGE_TOKENS);
     }
-    bool listed = kv_index_insert(h->index, SPACE, h->tokens, count, h->pages, h->clock);
+    uint64_t before = base_now_ns();
+    bool listed =
+        kv_index_insert_from(h->index, space, &hint, h->tokens, count, h->pages, h->clock);
+    if (insert_us != NULL)
+        *insert_us = (double)(base_now_ns() - before) / 1e3;
     for (uint32_t p = 0; p < all; p++) {
         if (p >= kept)
             kv_pool_release(h->pool, h->pages[p], owner);
@@ -287,7 +304,7 @@ static bool house_make(house *h, const shape *s, uint32_t spare_pages, bool peer
         }
         for (uint32_t n = g; n < s->sessions; n += s->groups) {
             fill(h->tokens, s, n, s->shared, s->tokens);
-            if (!settle(h, s->tokens))
+            if (!settle(h, SPACE, s->tokens, NULL))
                 return false;
             h->ends[n][0] = h->pages[0];
             h->ends[n][1] = h->pages[last];
@@ -303,7 +320,11 @@ static bool house_make(house *h, const shape *s, uint32_t spare_pages, bool peer
 
 /* ---- p.match ---- */
 
-enum { SHA, XXH, TRIE, PEERS };
+/* READ: a session's rows in the tree, read and not compared, by a thread that need not look for
+ * them: what memory gives for 512 KiB from anywhere, which is less than for a long read. */
+enum { SHA, XXH, TRIE, READ, PEERS };
+enum { WARM, COLD, LEDGER, STATES };
+static const char *const states[STATES] = {"warm", "cold", "ledger"};
 
 static double median_of(double *v, int n)
 {
@@ -324,11 +345,17 @@ static uint32_t trie_session(const shape *s, uint32_t n)
 }
 
 /* One match by `way` (PEERS: the tree) in µs; negative if it is wrong. */
-static double match_once(house *h, uint32_t session, int way)
+static double match_once(house *h, uint32_t session, int way, bool known)
 {
+    static volatile uint64_t sink;
     const shape *s = h->shape;
+    const int32_t *shared = h->index->tokens + (size_t)h->ends[session][0] * KV_PAGE_TOKENS,
+                  *own = h->index->tokens + ((size_t)h->ends[session][1] + 1) * KV_PAGE_TOKENS -
+                         (s->tokens - s->shared);
     uint32_t found = 0, count = s->tokens;
     kv_match m = {0};
+    if (!known)
+        h->hint = (kv_hint){0};
     uint64_t before = base_now_ns();
     if (way == SHA)
         found = chain_match(&h->sha, sha_step, h->tokens, count);
@@ -336,8 +363,12 @@ static double match_once(house *h, uint32_t session, int way)
         found = chain_match(&h->xxh, xxh_step, h->tokens, count);
     else if (way == TRIE)
         found = trie_match(&h->trie, h->tokens, count);
-    else
-        m = kv_index_match(h->index, SPACE, h->tokens, count, h->pages, ++h->clock);
+    else if (way == READ) {
+        sink = bench_read_all(shared, s->shared * sizeof *shared) +
+               bench_read_all(own, (s->tokens - s->shared) * sizeof *own);
+        found = count;
+    } else
+        m = kv_index_match_from(h->index, SPACE, &h->hint, h->tokens, count, h->pages, ++h->clock);
     double us = (double)(base_now_ns() - before) / 1e3;
     if (way != PEERS)
         return found == count ? us : -1;
@@ -371,7 +402,7 @@ static bool matches_are_exact(house *h)
 
 static bool bench_match(const shape *s, double read_gbs)
 {
-    static const char *const names[PEERS] = {"sha256", "xxh3", "trie"};
+    static const char *const names[PEERS] = {"sha256", "xxh3", "trie", "read"};
     house h;
     char name[48], config[160];
     bool right = house_make(&h, s, 64, true);
@@ -383,7 +414,8 @@ static bool bench_match(const shape *s, double read_gbs)
     size_t resident =
         ((size_t)s->groups * s->shared + (size_t)s->sessions * (s->tokens - s->shared)) * 4;
     long llc = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    for (int cold = 0; cold < 2 && right; cold++) {
+    for (int state = 0; state < STATES && right; state++) {
+        bool cold = state == COLD;
         samples own = {0};
         bench_peer peers[PEERS] = {0};
         uint64_t drawn = 0;
@@ -392,13 +424,14 @@ static bool bench_match(const shape *s, double read_gbs)
                 int way = (k + r) % (PEERS + 1); /* each is first in turn */
                 double us[REPS];
                 uint32_t bound = way == TRIE ? h.trie.sessions : s->sessions;
+                /* The first one is not counted; it leaves the hint. */
                 for (int i = -1; i < REPS && right; i++) {
                     uint32_t session = cold ? base_rand(9, 2, drawn++).v[0] % bound : 0;
                     if (way == TRIE && cold)
                         session = trie_session(s, session);
                     if (cold || i < 0)
                         fill(h.tokens, s, session, 0, s->tokens);
-                    double t = match_once(&h, session, way);
+                    double t = match_once(&h, session, way, state == LEDGER && i >= 0);
                     right = t >= 0;
                     if (i >= 0)
                         us[i] = t;
@@ -410,12 +443,13 @@ static bool bench_match(const shape *s, double read_gbs)
             break;
         for (int k = 0; k < PEERS; k++)
             peers[k].name = names[k];
-        snprintf(name, sizeof name, "p.match.%s.%s", s->name, cold ? "cold" : "warm");
+        snprintf(name, sizeof name, "p.match.%s.%s", s->name, states[state]);
         snprintf(config, sizeof config,
                  "%u sessions, tree %.2f GB = %.1fx LLC, blocks of %d, trie %u sessions",
                  s->sessions, (double)resident / 1e9,
                  llc > 0 ? (double)resident / (double)llc : 0.0, BLOCK_TOKENS, h.trie.sessions);
-        bench_report_beside(name, config, "us", false, &own, s->tokens * 4.0 / (read_gbs * 1e3),
+        bench_report_beside(name, config, "us", false, &own,
+                            state == LEDGER ? 0 : s->tokens * 4.0 / (read_gbs * 1e3),
                             "read 4 B/token", peers, PEERS);
     }
     base_err err = BASE_ERR_INIT;
@@ -429,21 +463,39 @@ static bool bench_match(const shape *s, double read_gbs)
 
 static const shape long_few = {"128K.200", LONG, 200, 200, 0};
 
-static bool bench_insert(double read_gbs)
+/* Hands out every page that is left, lists it and takes it back, as in a server that has run for a
+ * while: no page is touched for the first time by what is timed. */
+static bool wear(house *h)
+{
+    uint32_t pages = kv_pool_free_count(h->pool), most = LONG / KV_PAGE_TOKENS;
+    bool right = true;
+    for (uint32_t n = 0; pages > 0 && right; n++) {
+        uint32_t some = pages < most ? pages : most;
+        fill(h->tokens, &long_few, 1000000 + n, 0, some * KV_PAGE_TOKENS);
+        right = settle(h, SPACE + 1, some * KV_PAGE_TOKENS, NULL);
+        pages -= some;
+    }
+    kv_index_drop(h->index, SPACE + 1);
+    return right;
+}
+
+static bool bench_insert(void)
 {
     house h;
     samples own = {0};
     bench_peer peers[2] = {{.name = "sha256"}, {.name = "xxh3"}};
     uint32_t count = LONG + TURN_TOKENS, turn_pages = (count + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS,
              kept = LONG / KV_PAGE_TOKENS;
-    bool right = house_make(&h, &long_few, 64 * 200, true);
+    bool right = house_make(&h, &long_few, 64 * 200, true) && wear(&h);
     for (int r = 0; r < ROUNDS && right; r++) {
         double us[3][REPS];
         for (int i = 0; i < REPS && right; i++) {
             uint32_t session = (uint32_t)(r * REPS + i);
             fill(h.tokens, &long_few, session, 0, count);
             uint64_t owner = ++h.clock;
-            kv_match m = kv_index_match(h.index, SPACE, h.tokens, LONG, h.pages, h.clock);
+            kv_hint hint = {0};
+            kv_match m =
+                kv_index_match_from(h.index, SPACE, &hint, h.tokens, LONG, h.pages, h.clock);
             right = m.tokens == LONG;
             for (uint32_t p = kept; p < turn_pages && right; p++) {
                 uint32_t left = count - p * KV_PAGE_TOKENS;
@@ -456,7 +508,7 @@ static bool bench_insert(double read_gbs)
             if (!right)
                 break;
             uint64_t before = base_now_ns();
-            right = kv_index_insert(h.index, SPACE, h.tokens, count, h.pages, h.clock);
+            right = kv_index_insert_from(h.index, SPACE, &hint, h.tokens, count, h.pages, h.clock);
             us[0][i] = (double)(base_now_ns() - before) / 1e3;
             for (uint32_t p = 0; p < turn_pages; p++) {
                 if (p >= kept)
@@ -464,7 +516,7 @@ static bool bench_insert(double read_gbs)
                 kv_pool_unref(h.pool, h.pages[p]);
             }
             right = right && kv_index_peek(h.index, SPACE, h.tokens, count) == count;
-            /* The peers keep the hash of what is known and hash the turn alone. */
+            /* The peers keep the hash of what is known and hash the turn alone, too. */
             for (int way = 0; way < 2; way++) {
                 before = base_now_ns();
                 chain_put(way == SHA ? &h.sha : &h.xxh, way == SHA ? sha_step : xxh_step,
@@ -476,12 +528,12 @@ static bool bench_insert(double read_gbs)
         for (int way = 0; way < 2; way++)
             peers[way].s.v[peers[way].s.n++] = median_of(us[1 + way], REPS);
     }
+    base_err err = BASE_ERR_INIT;
+    right = right && kv_index_check(h.index, &err) && kv_pool_check(h.pool, &err);
     if (right)
-        bench_report_beside("p.insert",
-                            "2,200 tokens in 18 pages behind 128K known ones, all compared; peers "
-                            "hash the turn alone",
-                            "us", false, &own, count * 4.0 / (read_gbs * 1e3), "read 4 B/token",
-                            peers, 2);
+        bench_report_beside("p.insert", "2,200 tokens in 18 pages behind 128K known ones", "us",
+                            false, &own, TURN_US + PAGE_US * (turn_pages - kept),
+                            "2 us a turn and 50 ns a page", peers, 2);
     house_free(&h);
     return right ? true : wrong("p.insert", "what was listed is not found");
 }
@@ -489,11 +541,11 @@ static bool bench_insert(double read_gbs)
 static bool bench_branch(double read_gbs)
 {
     house h;
-    samples own = {0};
-    bool right = house_make(&h, &long_few, 4096, false);
+    samples whole = {0}, insert = {0};
+    bool right = house_make(&h, &long_few, 4096, false) && wear(&h);
     double mean = 0;
     for (int r = 0; r < ROUNDS && right; r++) {
-        double us[REPS];
+        double us[REPS], insert_us[REPS];
         for (int i = 0; i < REPS && right; i++) {
             base_rand4 d = base_rand(3, (uint64_t)r, (uint64_t)i);
             uint32_t cut = 1 + d.v[0] % (LONG - 1), session = d.v[1] % long_few.sessions;
@@ -501,20 +553,24 @@ static bool bench_branch(double read_gbs)
             for (uint32_t k = 0; k < 16; k++)
                 h.tokens[cut + k] = 200001 + r * REPS + i;
             uint64_t before = base_now_ns();
-            right = settle(&h, cut + 16);
+            right = settle(&h, SPACE, cut + 16, &insert_us[i]);
             us[i] = (double)(base_now_ns() - before) / 1e3;
             mean += (double)cut / (ROUNDS * REPS);
             right = right && kv_index_peek(h.index, SPACE, h.tokens, cut + 16) == cut + 16;
         }
-        own.v[own.n++] = median_of(us, REPS);
+        whole.v[whole.n++] = median_of(us, REPS);
+        insert.v[insert.n++] = median_of(insert_us, REPS);
     }
     base_err err = BASE_ERR_INIT;
-    right = right && kv_index_check(h.index, &err);
-    if (right)
+    right = right && kv_index_check(h.index, &err) && kv_pool_check(h.pool, &err);
+    if (right) {
         bench_report("p.branch",
                      "fork at any token of 128K: match, one or two pages, insert with split, "
                      "references back",
-                     "us", false, &own, mean * 4.0 / (read_gbs * 1e3), "read 4 B/token");
+                     "us", false, &whole, mean * 4.0 / (read_gbs * 1e3), "read 4 B/token");
+        bench_report("p.branch.insert", "the insert of p.branch by the match's hint", "us", false,
+                     &insert, TURN_US + PAGE_US, "2 us a turn and 50 ns a page");
+    }
     house_free(&h);
     return right ? true : wrong("p.branch", "a fork is not found");
 }
@@ -523,18 +579,22 @@ static bool bench_branch(double read_gbs)
 
 static const shape many = {"4K.32K", 4096, 32768, 32768, 0}; /* 1,048,576 pages */
 
-static bool bench_evict(void)
+static bool bench_evict(bool by_value)
 {
     house h;
     samples own = {0};
     bool right = house_make(&h, &many, 0, false);
+    double most = 0;
+    if (right && by_value)
+        kv_index_set_policy(h.index, KV_POLICY_VALUE, 1000000000);
     for (int r = 0; r < ROUNDS && right; r++) {
         double ns[REPS];
         for (int i = 0; i < REPS && right; i++) {
             uint32_t had = kv_pool_free_count(h.pool), want = had + 1000;
             uint64_t before = base_now_ns();
-            uint32_t freed = kv_index_evict(h.index, want, ++h.clock);
+            uint32_t freed = kv_index_evict(h.index, want, by_value ? before : ++h.clock);
             ns[i] = (double)(base_now_ns() - before) / 1000;
+            most = ns[i] > most ? ns[i] : most;
             right = freed == 1000 && kv_pool_free_count(h.pool) == want;
         }
         own.v[own.n++] = median_of(ns, REPS);
@@ -546,9 +606,12 @@ static bool bench_evict(void)
         fill(h.tokens, &many, many.sessions - 1, 0, many.tokens);
         right = right && kv_index_peek(h.index, SPACE, h.tokens, many.tokens) == many.tokens;
     }
+    char config[128];
+    snprintf(config, sizeof config,
+             "1,000 at a time of 1,048,576 listed, 32,768 sessions; longest call %.0f us", most);
     if (right)
-        bench_report("p.evict", "1,000 at a time of 1,048,576 listed, 32,768 sessions", "ns/page",
-                     false, &own, 0, "");
+        bench_report(by_value ? "p.evict.value" : "p.evict", config, "ns/page", false, &own,
+                     PAGE_US * 1e3, "50 ns a page");
     house_free(&h);
     return right ? true : wrong("p.evict", "the wrong pages went");
 }
@@ -561,18 +624,23 @@ bool bench_cache(double read_gbs)
     if (sha_ctx == NULL || sha_md == NULL)
         return wrong("p.match", "OpenSSL has no SHA-256");
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        char warm[48], cold[48];
-        snprintf(warm, sizeof warm, "p.match.%s.warm", shapes[i].name);
-        snprintf(cold, sizeof cold, "p.match.%s.cold", shapes[i].name);
-        if (bench_wanted(warm) || bench_wanted(cold))
+        bool wanted = false;
+        for (int k = 0; k < STATES; k++) {
+            char name[48];
+            snprintf(name, sizeof name, "p.match.%s.%s", shapes[i].name, states[k]);
+            wanted |= bench_wanted(name);
+        }
+        if (wanted)
             right &= bench_match(&shapes[i], read_gbs);
     }
     if (bench_wanted("p.insert"))
-        right &= bench_insert(read_gbs);
+        right &= bench_insert();
     if (bench_wanted("p.branch"))
         right &= bench_branch(read_gbs);
     if (bench_wanted("p.evict"))
-        right &= bench_evict();
+        right &= bench_evict(false);
+    if (bench_wanted("p.evict.value"))
+        right &= bench_evict(true);
     EVP_MD_free(sha_md);
     EVP_MD_CTX_free(sha_ctx);
     return right;
