@@ -22,6 +22,7 @@
 #include "gateway/api_text.h"
 #include "gateway/conf.h"
 #include "gateway/metrics.h"
+#include "gateway/openapi.h"
 #include "gateway/tenant.h"
 
 enum {
@@ -53,6 +54,7 @@ static const route routes[] = {
     {"GET", "/admin/v1/keys", ADMIN, gw_admin_keys_list},
     {"POST", "/admin/v1/keys", ADMIN | JSON_BODY, gw_admin_keys_make},
     {"DELETE", "/admin/v1/keys/{id}", ADMIN, gw_admin_keys_revoke},
+    {"GET", "/openapi.json", PUBLIC, gw_openapi_get},
     {"GET", "/v1/models", PUBLIC, gw_api_models_list},
     {"GET", "/v1/models/{id}", PUBLIC, gw_api_models_get},
     {"POST", "/v1/chat/completions", PUBLIC | JSON_BODY | TURN, gw_api_chat_handle},
