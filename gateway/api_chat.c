@@ -514,7 +514,7 @@ static void part(gw_turn *turn, const eng_part *p)
     chat *c = state(turn);
     if (c->logprobs)
         gw_logprobs_part(&c->list, p);
-    if (!turn->stream || !turn->exchange)
+    if (!turn->stream || !gw_turn_heard(turn))
         return;
     base_buf *out;
     switch (p->kind) {

@@ -338,7 +338,7 @@ static void open_stream(gw_turn *turn)
 
 static void part(gw_turn *turn, const eng_part *p)
 {
-    if (!turn->stream || !turn->exchange || p->kind != ENG_PART_TEXT || !p->length)
+    if (!turn->stream || !gw_turn_heard(turn) || p->kind != ENG_PART_TEXT || !p->length)
         return;
     base_buf_json_string(begin_record(turn), p->text, p->length);
     end_record(turn, NULL);

@@ -12,6 +12,7 @@ typedef struct gw_workers gw_workers;
 typedef struct gw_bridge gw_bridge;
 typedef struct gw_seal gw_seal;
 typedef struct gw_locks gw_locks;
+typedef struct gw_tapes gw_tapes;
 typedef struct gw_appends gw_appends;
 
 typedef struct gw_app {
@@ -24,6 +25,7 @@ typedef struct gw_app {
     gw_workers *workers;
     gw_bridge *bridge;
     gw_locks *locks;
+    gw_tapes *tapes; /* streams that others may read, answers kept for retries */
     gw_appends *appends;
     gw_server *server;
     int64_t started_ms; /* Unix time */

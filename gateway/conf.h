@@ -40,6 +40,7 @@ typedef struct gw_conf {
     uint32_t server_loops; /* 0: one for every four cores */
     uint32_t server_header_bytes_max;
     uint32_t server_keepalive_ms;
+    uint32_t server_resume_ms, server_idempotency_ms;
     uint32_t server_drain_ms;
     gw_conf_list server_cors_origins; /* "https://app.example"; "*" is any */
     gw_conf_list server_hosts;        /* names of this server, for Host without keys */

@@ -24,6 +24,7 @@
 #include "gateway/metrics.h"
 #include "gateway/route.h"
 #include "gateway/seal.h"
+#include "gateway/tape.h"
 #include "gateway/tenant.h"
 #include "gateway/work.h"
 
@@ -31,7 +32,9 @@
 #define TICK_MS_MAX 1000      /* of the bridge; a keep-alive is late by at most this */
 #define BRIDGE_DRAIN_MS 10000 /* for a step that runs and the commits of what was cut */
 #define WATCHDOG_SLACK_MS 15000
-#define SPARE_FDS 128 /* listeners, epoll, database, weights */
+#define TAPES_BYTES_MAX (64u << 20) /* of answers kept for retries */
+#define TAPES_COUNT_MAX 8192        /* running streams and those answers */
+#define SPARE_FDS 128               /* listeners, epoll, database, weights */
 
 static void sleep_ms(uint32_t ms)
 {
@@ -150,6 +153,8 @@ static base_code start(gw_app *app, base_err *err)
         (code = gw_tenants_create(&app->tenants, app->ledger, err)) != BASE_OK ||
         (code = check_reach(app, err)) != BASE_OK ||
         (code = gw_bridge_create(&app->bridge, tick_ms, err)) != BASE_OK ||
+        (code = gw_tapes_create(&app->tapes, conf->server_idempotency_ms, TAPES_BYTES_MAX,
+                                TAPES_COUNT_MAX, err)) != BASE_OK ||
         (code = gw_locks_create(&app->locks, conf->sessions_queue_max, err)) != BASE_OK ||
         (code = gw_appends_create(&app->appends, app, err)) != BASE_OK ||
         (code = create_engine(app, err)) != BASE_OK ||
@@ -179,6 +184,7 @@ static void stop(gw_app *app)
     gw_workers_destroy(app->workers);
     gw_server_destroy(app->server);
     gw_appends_destroy(app->appends);
+    gw_tapes_destroy(app->tapes);
     gw_locks_destroy(app->locks);
     if (app->ledger != NULL)
         gw_ledger_set_erase(app->ledger, NULL, NULL);

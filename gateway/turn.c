@@ -17,6 +17,7 @@
 #include "engine/base/utf8.h"
 #include "gateway/body.h"
 #include "gateway/conf.h"
+#include "gateway/idempotency.h"
 #include "gateway/metrics.h"
 #include "gateway/tenant.h"
 
@@ -42,20 +43,62 @@ uint64_t gw_request_id(void)
 
 static void free_if_over(gw_turn *turn);
 
-static bool answered(gw_turn *turn)
+bool gw_turn_heard(const gw_turn *turn)
 {
-    return !turn->exchange;
+    return turn->exchange || turn->tape;
+}
+
+/* Whether an answer is worth keeping for a retry. */
+static bool went_well(const gw_turn *turn)
+{
+    return turn->status == 200 && !turn->error.code && !turn->lossy &&
+           (!turn->done_seen || turn->finish <= ENG_FINISH_LENGTH);
+}
+
+/* The tape is written to its end. */
+static void let_go_tape(gw_turn *turn)
+{
+    gw_tape *tape = turn->tape;
+    if (turn->stream_name[0])
+        gw_tapes_drop(turn->app->tapes, turn->stream_name, tape);
+    if (turn->retry_name[0] && !went_well(turn))
+        gw_tapes_drop(turn->app->tapes, turn->retry_name, tape);
+    turn->stream_name[0] = turn->retry_name[0] = '\0';
+    turn->tape = NULL;
+    gw_tape_unref(tape);
+}
+
+void gw_turn_publish(gw_turn *turn, const char *name)
+{
+    gw_tape *tape = turn->tape ? turn->tape : gw_tape_create(), *other = NULL;
+    if (!tape || !turn->app->tapes) {
+        gw_tape_unref(turn->tape ? NULL : tape);
+        return;
+    }
+    snprintf(turn->stream_name, sizeof turn->stream_name, "%s", name);
+    if (gw_tapes_find(turn->app->tapes, &other, NULL, name, tape, 0) || other) {
+        turn->stream_name[0] = '\0'; /* nobody finds it; its own client reads it all the same */
+        gw_tape_unref(other);
+    }
+    if (!turn->tape && turn->exchange)
+        gw_tape_attach(tape, turn->exchange, 0, false);
+    turn->exchange = NULL;
+    turn->tape = tape;
 }
 
 void gw_turn_stream_begin(gw_turn *turn)
 {
-    if (answered(turn))
+    if (!gw_turn_heard(turn))
         return;
     static const gw_header headers[] = {{"content-type", "text/event-stream; charset=utf-8"},
                                         {"cache-control", "no-cache, no-transform"},
                                         {"x-accel-buffering", "no"}};
     turn->status = 200;
     turn->written_ns = base_now_ns();
+    if (turn->tape) {
+        gw_tape_begin(turn->tape);
+        return;
+    }
     gw_stream_begin(turn->exchange, 200, headers, sizeof(headers) / sizeof(headers[0]));
 }
 
@@ -66,23 +109,30 @@ bool gw_turn_streaming(const gw_turn *turn)
 
 void gw_turn_write(gw_turn *turn, const void *bytes, size_t length)
 {
-    if (answered(turn))
+    if (!gw_turn_heard(turn))
         return;
     turn->written_ns = base_now_ns();
-    gw_stream_write(turn->exchange, bytes, length);
+    if (!turn->tape)
+        gw_stream_write(turn->exchange, bytes, length);
+    else if (!gw_tape_add(turn->tape, bytes, length))
+        turn->lossy = true; /* a hole: cut at the end */
 }
 
 void gw_turn_stream_end(gw_turn *turn)
 {
     gw_exchange *exchange = turn->exchange;
     turn->exchange = NULL;
-    if (exchange)
+    if (turn->tape) {
+        (turn->lossy ? gw_tape_cut : gw_tape_end)(turn->tape);
+        let_go_tape(turn);
+    } else if (exchange) {
         gw_stream_end(exchange);
+    }
 }
 
 void gw_turn_respond_json(gw_turn *turn, const base_buf *body)
 {
-    if (answered(turn))
+    if (!gw_turn_heard(turn))
         return;
     if (body->failed) {
         gw_error_row row = gw_error_map(BASE_NOMEM);
@@ -93,18 +143,28 @@ void gw_turn_respond_json(gw_turn *turn, const base_buf *body)
     gw_exchange *exchange = turn->exchange;
     turn->exchange = NULL;
     turn->status = 200;
-    gw_respond(exchange, 200, headers, 1, body->data, body->length);
+    if (turn->tape) {
+        gw_tape_answer(turn->tape, body->data, body->length);
+        let_go_tape(turn);
+    } else {
+        gw_respond(exchange, 200, headers, 1, body->data, body->length);
+    }
 }
 
 void gw_turn_respond_error(gw_turn *turn, const gw_error_row *row, const char *param,
                            const char *message)
 {
-    if (answered(turn))
+    if (!gw_turn_heard(turn))
         return;
     gw_exchange *exchange = turn->exchange;
     turn->exchange = NULL;
     turn->status = row->status;
-    gw_error_respond_row(exchange, row, param, message);
+    if (turn->tape) {
+        gw_tape_refuse(turn->tape, row, param, message);
+        let_go_tape(turn);
+    } else {
+        gw_error_respond_row(exchange, row, param, message);
+    }
 }
 
 base_code gw_turn_reject(gw_turn *turn, base_err *err, int status, const char *type,
@@ -276,7 +336,7 @@ static void let_go_lock(gw_turn *turn)
 
 static void free_if_over(gw_turn *turn)
 {
-    if (turn->busy || turn->exchange || turn->worker_pending || turn->engine_pending ||
+    if (turn->busy || gw_turn_heard(turn) || turn->worker_pending || turn->engine_pending ||
         turn->commit_pending)
         return;
     turn->state = GW_TURN_OVER;
@@ -316,16 +376,28 @@ static void free_if_over(gw_turn *turn)
     free(turn);
 }
 
-static void on_gone(void *ctx)
+/* Nobody wants the answer any more. */
+static void cancel(gw_turn *turn)
 {
-    gw_turn *turn = ctx;
-    turn->exchange = NULL;
     atomic_store(&turn->gone, true);
     /* The worker looks at `gone` after it set `submitted`: one of the two always sees the other. */
     if (atomic_load(&turn->submitted) && !turn->done_seen)
         eng_cancel(turn->app->engine, turn->request.id);
-    if (gw_lock_leave(turn->app->locks, &turn->lock))
-        turn->worker_pending = false;
+    if (!gw_lock_leave(turn->app->locks, &turn->lock))
+        return;
+    /* It stood in line: no one will tell its end. */
+    turn->worker_pending = false;
+    if (turn->tape) {
+        gw_tape_cut(turn->tape);
+        let_go_tape(turn);
+    }
+}
+
+static void on_gone(void *ctx)
+{
+    gw_turn *turn = ctx;
+    turn->exchange = NULL;
+    cancel(turn);
     free_if_over(turn);
 }
 
@@ -343,7 +415,7 @@ static void tell_end(gw_turn *turn)
 {
     turn->busy++;
     let_go_lock(turn);
-    if (turn->exchange) {
+    if (gw_turn_heard(turn)) {
         base_err err = BASE_ERR_INIT;
         switch (turn->finish) {
         case ENG_FINISH_ERROR:
@@ -353,8 +425,11 @@ static void tell_end(gw_turn *turn)
             base_fail(&err, BASE_TIMEOUT, "the request did not end within its time limit");
             break;
         case ENG_FINISH_CANCELLED:
-            base_fail(&err, BASE_CLOSED, "the server is shutting down");
-            break;
+            if (!turn->dialect->tells_cut) {
+                base_fail(&err, BASE_CLOSED, "the server is shutting down");
+                break;
+            }
+            /* fallthrough */
         case ENG_FINISH_STOP:
         case ENG_FINISH_CALLS:
         case ENG_FINISH_LENGTH:
@@ -563,7 +638,9 @@ static void admitted(gw_turn *turn)
     if (turn->state != GW_TURN_PREPARING)
         return;
     turn->state = GW_TURN_QUEUED;
-    if (turn->stream && turn->exchange)
+    if (turn->dialect->admit)
+        turn->dialect->admit(turn);
+    if (turn->stream && gw_turn_heard(turn))
         turn->dialect->open(turn);
 }
 
@@ -629,6 +706,16 @@ static bool give_up_waiting(gw_turn *turn, uint64_t now)
            gw_lock_leave(turn->app->locks, &turn->lock);
 }
 
+/* A tape that nobody has read for a while; at a shutdown nobody will come. */
+static bool is_abandoned(gw_turn *turn, uint64_t now)
+{
+    if (atomic_load(&turn->app->draining))
+        return gw_tape_readers(turn->tape) == 0;
+    uint64_t wait = (uint64_t)turn->app->conf->server_resume_ms * 1000000;
+    uint64_t idle = gw_tape_idle_ns(turn->tape, now);
+    return !turn->background && idle && idle >= wait;
+}
+
 static void on_tick(gw_port *port, uint64_t now)
 {
     gw_turn *turn = (gw_turn *)port;
@@ -641,10 +728,19 @@ static void on_tick(gw_port *port, uint64_t now)
         free_if_over(turn);
         return;
     }
-    uint64_t silence = (uint64_t)turn->app->conf->server_keepalive_ms * 1000000;
-    if (!silence || !turn->exchange || !gw_turn_streaming(turn) || turn->held_count)
+    if (turn->tape && !atomic_load(&turn->gone) && is_abandoned(turn, now)) {
+        cancel(turn);
+        free_if_over(turn);
         return;
-    if (now < turn->written_ns + silence || gw_stream_paused(turn->exchange))
+    }
+    if (turn->dialect->tick && turn->state == GW_TURN_RUNNING)
+        turn->dialect->tick(turn, now);
+    uint64_t silence = (uint64_t)turn->app->conf->server_keepalive_ms * 1000000;
+    bool reads = turn->tape ? gw_tape_readers(turn->tape) > 0
+                            : turn->exchange && !gw_stream_paused(turn->exchange);
+    if (!silence || !reads || !gw_turn_streaming(turn) || turn->held_count)
+        return;
+    if (now < turn->written_ns + silence)
         return;
     turn->busy++;
     turn->dialect->ping(turn);
@@ -936,9 +1032,9 @@ static void on_prepared(gw_message *message)
     if (atomic_load(&turn->submitted)) {
         turn->engine_pending = !turn->done_seen;
         admitted(turn);
-    } else if (turn->exchange && turn->dialect->dry && !turn->error.code) {
+    } else if (gw_turn_heard(turn) && turn->dialect->dry && !turn->error.code) {
         turn->dialect->finish(turn);
-    } else if (turn->exchange) {
+    } else if (gw_turn_heard(turn)) {
         fail(turn, &turn->error);
     }
     turn->busy--;
@@ -960,7 +1056,7 @@ static void on_granted(gw_message *message)
     turn->busy++;
     turn->worker_pending = false;
     base_fail(&turn->error, BASE_FULL, "too many requests wait for a worker");
-    if (turn->exchange)
+    if (gw_turn_heard(turn))
         fail(turn, &turn->error);
     turn->busy--;
     free_if_over(turn);
@@ -1052,15 +1148,17 @@ void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect
         turn->path = base_arena_copy(turn->arena, path, strlen(path));
     if (ready && label)
         turn->label = base_arena_copy(turn->arena, label, strnlen(label, 256));
-    if (!ready) {
+    if (!ready || base_arena_failed(turn->arena)) {
         base_fail(&turn->error, BASE_NOMEM, "no memory for a turn");
+    } else if (gw_idempotent(turn, exchange)) {
+        /* answered, or by another turn */
     } else if (!gw_port_open(app->bridge, &turn->port, turn->loop, &turn->error)) {
         turn->port_open = true;
         turn->worker_pending = gw_workers_submit(app->workers, &turn->job);
         if (!turn->worker_pending)
             base_fail(&turn->error, BASE_FULL, "too many requests wait for a worker");
     }
-    if (!turn->worker_pending && turn->exchange)
+    if (!turn->worker_pending && gw_turn_heard(turn))
         fail(turn, &turn->error);
     turn->busy--;
     free_if_over(turn);

@@ -25,6 +25,7 @@
 #include "gateway/bridge.h"
 #include "gateway/ledger.h"
 #include "gateway/lock.h"
+#include "gateway/tape.h"
 #include "gateway/tenant.h"
 #include "gateway/work.h"
 
@@ -50,6 +51,8 @@ typedef struct gw_dialect {
     /* Worker, for dry turns whose answer may be long: writes it, so that `finish` on the loop holds
      * no one up. May be NULL. */
     void (*write)(gw_turn *turn);
+    /* Loop. The engine has the request. May be NULL. */
+    void (*admit)(gw_turn *turn);
     /* Loop. A stream was admitted: headers and opening records. */
     void (*open)(gw_turn *turn);
     /* Loop. The engine has looked for the prompt's cached prefix: usage.prompt_tokens and
@@ -68,6 +71,9 @@ typedef struct gw_dialect {
     void (*finish)(gw_turn *turn);
     /* Loop. As a whole answer if nothing was sent, else as an error record. Ends the exchange. */
     void (*fail)(gw_turn *turn, const gw_error_row *row, const char *param, const char *message);
+    bool tells_cut; /* `finish` is for cancelled turns too; else they are told by `fail` */
+    /* Loop. About once a tick while the engine has the turn. May be NULL. */
+    void (*tick)(gw_turn *turn, uint64_t now);
     /* Loop. Nothing was written for server.keepalive_ms. */
     void (*ping)(gw_turn *turn);
     /* Loop. The turn is freed; only if parse made a state. May be NULL. */
@@ -99,7 +105,14 @@ struct gw_turn {
     gw_port port; /* first member: the bridge hands it back */
     gw_app *app;
     const gw_dialect *dialect;
-    gw_exchange *exchange; /* NULL once it is over. Loop */
+    gw_exchange *exchange; /* NULL once it is over, or given to the tape. Loop */
+    /* Where all that is written goes, for readers that may leave and come back; the turn goes on
+     * without any for server.resume_ms, one in the background for ever. NULL: to the exchange, or
+     * it is ended. Loop */
+    gw_tape *tape;
+    char stream_name[GW_TAPE_NAME_MAX + 1]; /* under which others find the tape, "" if not */
+    char retry_name[GW_TAPE_NAME_MAX + 1];
+    bool background;
     gw_loop *loop;
     gw_identity identity;
     gw_turn_state state;
@@ -195,5 +208,9 @@ void gw_turn_respond_json(gw_turn *turn,
 void gw_turn_respond_error(gw_turn *turn, const gw_error_row *row, const char *param,
                            const char *message);
 bool gw_turn_streaming(const gw_turn *turn); /* headers are out */
+bool gw_turn_heard(const gw_turn *turn);     /* there is an exchange or a tape to write to */
+/* From now on on a tape, which others find by `name` (cut to GW_TAPE_NAME_MAX) until it ends. The
+ * exchange is its first reader. Without memory nothing changes. */
+void gw_turn_publish(gw_turn *turn, const char *name);
 /* Appends `"whimbrel":{…}`. */
 void gw_turn_extension(const gw_turn *turn, base_buf *out);
