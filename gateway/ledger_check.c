@@ -74,12 +74,16 @@ static long long id_of(sqlite3_stmt *s)
 
 static void check_file(checker *k)
 {
-    sqlite3_stmt *s = begin(k, "pages", "PRAGMA integrity_check(20)");
+    sqlite3_stmt *s = begin(k, "pages", "PRAGMA page_count");
+    int64_t pages = next(k, s) ? sqlite3_column_int64(s, 0) : 0;
+    sqlite3_finalize(s);
+    s = begin(k, "pages", "PRAGMA integrity_check(20)");
     while (next(k, s)) {
         const char *text = (const char *)sqlite3_column_text(s, 0);
         if (!text || strcmp(text, "ok") != 0)
             fault(k, "%s", text ? text : "no answer");
     }
+    k->rows = (uint64_t)pages;
     end(k, s);
     s = begin(k, "references", "PRAGMA foreign_key_check");
     while (next(k, s))
@@ -214,16 +218,17 @@ static void check_turns(checker *k)
     end(k, s);
 }
 
+/* As the triggers of schema 4 count. */
 static void check_bytes(checker *k)
 {
-    sqlite3_stmt *s =
-        begin(k, "bytes",
-              "SELECT tenant, bytes, (SELECT ifnull(sum(" GW_ITEM_BYTES(
-                  "") "),0) FROM items WHERE tenant=s.tenant)"
-                      "+(SELECT ifnull(sum(" GW_RUN_BYTES(
-                          "") "),0) FROM runs WHERE tenant=s.tenant)"
-                              "+(SELECT ifnull(sum(" GW_TURN_BYTES(
-                                  "") "),0) FROM turns WHERE tenant=s.tenant) FROM stored s");
+    sqlite3_stmt *s = begin(
+        k, "bytes",
+        "SELECT tenant, bytes, "
+        "(SELECT ifnull(sum(length(CAST(data AS BLOB))+128),0) FROM items WHERE tenant=s.tenant)+"
+        "(SELECT ifnull(sum(length(tokens)+384),0) FROM runs WHERE tenant=s.tenant)+"
+        "(SELECT ifnull(sum(ifnull(length(prompt),0)+ifnull(length(steps),0)+"
+        "ifnull(length(CAST(echo AS BLOB)),0)+512),0) FROM turns WHERE tenant=s.tenant) "
+        "FROM stored s");
     while (next(k, s))
         if (sqlite3_column_int64(s, 1) != sqlite3_column_int64(s, 2))
             fault(k, "tenant %lld: %lld bytes are counted, %lld are there", id_of(s),

@@ -391,14 +391,6 @@ bool gw_db_check(gw_db *c, const gw_check *check);
 
 /* ---- ledger_schema.c ---- */
 
-/* What a row counts for in `stored`, its columns prefixed by `of`: content, and about what the row
- * and its indexes take. Part of schema 4: another count needs a migration. */
-#define GW_ITEM_BYTES(of) "(length(CAST(" of "data AS BLOB))+128)"
-#define GW_RUN_BYTES(of) "(length(" of "tokens)+384)"
-#define GW_TURN_BYTES(of)                                                                          \
-    "(ifnull(length(" of "prompt),0)+ifnull(length(" of "steps),0)+ifnull(length(CAST(" of         \
-    "echo AS BLOB)),0)+512)"
-
 #define GW_SCHEMA_APPLICATION 0x5748494d /* "WHIM" */
 #define GW_SCHEMA_VERSION 6
 /* Creates or migrates. BASE_UNSUPPORTED for a newer one, BASE_FORMAT for a database of something
