@@ -248,7 +248,7 @@ base_code eng_render(const eng_engine *e, eng_prompt *out, const eng_chat *chat,
     (void)e;
     (void)token_max;
     (void)text;
-    size_t room = 16;
+    size_t room = 16 + chat->prefix_count;
     for (uint32_t i = 0; i < chat->item_count; i++)
         room += 1 + chat->items[i].text.length + chat->items[i].token_count;
     memset(out, 0, sizeof(*out));
@@ -258,6 +258,9 @@ base_code eng_render(const eng_engine *e, eng_prompt *out, const eng_chat *chat,
     out->item_end = base_arena_alloc(arena, chat->item_count * sizeof(*out->item_end));
     base_buf_clear(&engine.rendered);
     engine.spliced = 0;
+    if (chat->prefix)
+        memcpy(out->tokens, chat->prefix, chat->prefix_count * sizeof(int32_t));
+    out->token_count = chat->prefix_count;
     static const char *const roles[] = {"root", "system", "user", "assistant", "tool"};
     for (uint32_t i = 0; i < chat->item_count; i++) {
         const eng_item *item = &chat->items[i];
