@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <time.h>
 
 #include "engine/base/clock.h"
 #include "engine/base/num.h"
@@ -18,6 +19,7 @@
 
 #define LIST_DEFAULT 20
 #define LIST_MAX 100
+#define PREFILL_WAIT_NS 2000000000ull
 #define ARENA_BYTES (256u << 20) /* of a call: a page of turns, or a whole session's export */
 
 typedef enum verb { CREATE, LIST, GET, TURNS, DELETE, FORK, PIN, APPEND, EXPORT, IMPORT } verb;
@@ -351,8 +353,15 @@ static base_code turns(call *c, base_err *err)
 static base_code delete_session(call *c, base_err *err)
 {
     gw_lock lock = {0};
-    if (gw_lock_try(c->app->locks, &lock, c->identity.tenant, c->session.text) != GW_CLAIM_HELD)
-        return locked(c, err);
+    uint64_t until = base_now_ns() + PREFILL_WAIT_NS;
+    while (gw_lock_try(c->app->locks, &lock, c->identity.tenant, c->session.text) !=
+           GW_CLAIM_HELD) {
+        /* A prefill is short, and nobody asked for it. */
+        if (base_now_ns() > until ||
+            !gw_append_prefills(c->app->appends, c->identity.tenant, c->session.text))
+            return locked(c, err);
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
     base_err why = BASE_ERR_INIT;
     base_code code = gw_session_delete(c->app->ledger, c->identity.tenant, c->session.text, &why);
     gw_lock_let_go(c->app->locks, &lock);

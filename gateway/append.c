@@ -340,7 +340,8 @@ static void on_rendered(gw_message *message)
                            .tokens = p->prompt.tokens,
                            .token_count = p->prompt.token_count,
                            .space = p->identity.salt,
-                           .prefill_only = true};
+                           .prefill_only = true,
+                           .no_disk = true}; /* the turn that takes it will write it */
     bool open = p->prompt.token_count && !atomic_load(&app->draining) &&
                 !gw_port_open(app->bridge, &p->port, p->loop, &err);
     if (open && !eng_submit(app->engine, &request, &err))
