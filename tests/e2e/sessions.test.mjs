@@ -157,6 +157,32 @@ await check('an appended result is prefilled as it arrives; the next turn names 
   assert.ok(await metric(server.admin, 'whimbrel_appended_tokens_total') > before);
 });
 
+await check('what was prefilled of unfinished text is what the turn needs, whatever the text is', async () => {
+  const kinds = {
+    words: () => `${word()} `, lines: () => `${word()}:\n\n  ${word()}\n`, json: () => `{"${word()}":[${Math.random()},"${word()}"]},`, numbers: () => String(Math.floor(Math.random() * 1e9)),
+    base64: () => randomBytes(24).toString('base64'), chinese: () => String.fromCodePoint(...Array.from({ length: 8 }, () => 0x4e00 + Math.floor(Math.random() * 5000))), spaces: () => ' '.repeat(Math.floor(Math.random() * 9)) + word(1),
+  };
+  for (const [kind, make_piece] of Object.entries(kinds)) {
+    const { id, t, call: made } = await called();
+    let last;
+    for (let i = 0; i < 14; i++) {
+      let text = '';
+      while (text.length < 120) text += make_piece();
+      last = ok(await call('POST', `/v1/sessions/${id}/append`, { call_id: made.id, text }));
+      await sleep(8);
+    }
+    for (let i = 0; i < 100 && await metric(server.admin, 'whimbrel_prefilling'); i++) await sleep(10);
+    const next = ok(await turn(id, [{ role: 'tool', tool_call_id: made.id }], { max_tokens: 2 }));
+    const cached = next.usage.prompt_tokens_details.cached_tokens;
+    assert.ok(cached >= last.prefilled_tokens && cached > whole(t) + 50, `${kind}: ${cached} cached of ${next.usage.prompt_tokens}, ${last.prefilled_tokens} were prefilled, ${whole(t)} before`);
+  }
+});
+
+await check('a session is deleted though its glue is being prefilled', async () => {
+  const { id } = await called();
+  ok(await call('DELETE', `/v1/sessions/${id}`));
+});
+
 await check('appending: wrong calls, done ones, too much, no UTF-8, and a result that is not there', async () => {
   const { id, call: made } = await called();
   const append = (body) => call('POST', `/v1/sessions/${id}/append`, body);
