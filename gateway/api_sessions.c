@@ -531,8 +531,6 @@ static base_code import(call *c, base_err *err)
         gw_session_import(c->app, &done, &c->identity, c->body, c->body_length, c->arena, err);
     if (code == BASE_FULL)
         c->row = session_limit;
-    if (code == BASE_NOT_FOUND)
-        c->row = (gw_error_row){404, "invalid_request_error", "model_not_found", 0, -1};
     GW_TRY(code);
     GW_TRY(respond_session(c, done.session.text, err));
     c->out.length--; /* one more member */

@@ -534,7 +534,9 @@ static base_code import(importer *m, base_err *err)
     GW_TRY(gw_read_name(&format, m->plan.json, "", "format", GW_NAME_BYTES_MAX, err));
     if (!format || strcmp(format, FORMAT) != 0)
         return base_fail_param(err, BASE_INVALID, "format", "format must be " FORMAT);
-    GW_TRY(gw_turn_check_model(&m->plan, err));
+    /* A session from elsewhere goes on under what is served here. */
+    if (gw_turn_check_model(&m->plan, NULL))
+        m->plan.model = eng_get_info(m->app->engine)->name;
     GW_TRY(gw_read_metadata(&m->plan, err));
     GW_TRY(check_tools(m, err));
     GW_TRY(read_items(m, err));

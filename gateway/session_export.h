@@ -20,6 +20,6 @@ typedef struct gw_import {
     uint32_t items, turns;
     bool tokens;
 } gw_import;
-/* `body` was mended; it may be changed. BASE_NOT_FOUND: the model is not served here. */
+/* `body` was mended; it may be changed. */
 base_code gw_session_import(gw_app *app, gw_import *out, const gw_identity *identity, char *body,
                             size_t length, base_arena *arena, base_err *err);

@@ -230,7 +230,8 @@ static base_code parse(gw_turn *turn, base_err *err)
     turn->session = n->session.id;
     turn->lock_id = n->session.id.text;
     turn->lock_param = "session_id";
-    turn->model = n->session.model;
+    /* Whatever it was made with: a session goes on under the model that serves now. */
+    turn->model = eng_get_info(turn->app->engine)->name;
     turn->retention = GW_RETAIN_KEPT;
     turn->moves_head = true;
     turn->label = NULL;
