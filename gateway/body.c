@@ -11,9 +11,8 @@
 #include "engine/base/num.h"
 #include "engine/base/utf8.h"
 
-/* The next quote or backslash from `at` on, or `length`; eight bytes at a time, since a tool result
- * is one string of megabytes. */
-static size_t next_mark(const char *text, size_t at, size_t length)
+/* Eight bytes at a time, since a tool result is one string of megabytes. */
+size_t gw_next_mark(const char *text, size_t at, size_t length)
 {
     const uint64_t ones = 0x0101010101010101u, highs = 0x8080808080808080u;
     for (; at + 8 <= length; at += 8) {
@@ -82,7 +81,7 @@ base_code gw_body_mend(char *text, size_t length, uint32_t depth_max, base_err *
         switch (text[at]) {
         case '"':
             at++;
-            while ((at = next_mark(text, at, length)) < length && text[at] == '\\')
+            while ((at = gw_next_mark(text, at, length)) < length && text[at] == '\\')
                 at += mend_escape(text, at, length);
             at++;
             break;
@@ -210,7 +209,7 @@ static void mend_numbers(char *text, size_t length)
         char c = text[at];
         if (c == '"') {
             at++;
-            while ((at = next_mark(text, at, length)) < length && text[at] == '\\')
+            while ((at = gw_next_mark(text, at, length)) < length && text[at] == '\\')
                 at += 2;
             at++;
         } else if (c == '-' || (c >= '0' && c <= '9')) {

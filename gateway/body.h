@@ -28,6 +28,8 @@
 #define GW_BODY_VALUES_MAX 2000000 /* about 100 MB of tree at worst */
 #define GW_BODY_NUMBER_MAX 1024    /* characters; 17 digits tell any double */
 
+/* The next quote or backslash from `at` on, or `length`. */
+size_t gw_next_mark(const char *text, size_t at, size_t length);
 /* Checks and mends `text` in place. BASE_INVALID, with the byte's position. */
 base_code gw_body_mend(char *text, size_t length, uint32_t depth_max, base_err *err);
 /* The raw bytes of a member of the top-level object, after gw_body_mend; the last one of that name.

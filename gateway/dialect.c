@@ -10,6 +10,7 @@
 
 #include "engine/base/num.h"
 #include "engine/base/utf8.h"
+#include "gateway/slice.h"
 
 #define STOPS_MAX 4 /* the vendor's limit */
 #define STOP_BYTES_MAX 1024
@@ -84,7 +85,8 @@ base_code gw_keep_raw(gw_turn *turn, eng_text *out, const char *name, base_err *
 
 base_code gw_parse_body(gw_turn *turn, base_err *err)
 {
-    GW_TRY(gw_body_parse(&turn->json, turn->body, turn->body_length, err));
+    GW_TRY(gw_slices_parse(gw_ledger_slices(turn->app->ledger), &turn->json, turn->body,
+                           turn->body_length, turn->identity.tenant, err));
     GW_TRY(gw_read_name(&turn->model, turn->json, "", "model", GW_NAME_BYTES_MAX, err));
     if (!turn->model)
         return base_fail_param(err, BASE_INVALID, "model", "model must name the model to use");

@@ -268,7 +268,16 @@ gw_ledger_stats gw_ledger_get_stats(gw_ledger *ledger)
     stats.queued = ledger->queued;
     pthread_mutex_unlock(&ledger->mutex);
     gw_memory_stats(ledger->memory, &stats);
+    gw_slice_stats slices = gw_slices_get_stats(ledger->slices);
+    stats.slices_known = slices.known;
+    stats.slices_parsed = slices.parsed;
+    stats.slice_bytes = slices.bytes;
     return stats;
+}
+
+gw_slices *gw_ledger_slices(gw_ledger *ledger)
+{
+    return ledger->slices;
 }
 
 /* ---- open and close ---- */
@@ -327,6 +336,7 @@ base_code gw_ledger_open(gw_ledger **out, const gw_ledger_options *options, base
     ledger->tasks_last = &ledger->tasks;
     ledger->hash = gw_hash_open();
     ledger->memory = gw_memory_create(ledger->options.memory_bytes);
+    ledger->slices = gw_slices_create(0);
     pthread_mutex_init(&ledger->mutex, NULL);
     pthread_cond_init(&ledger->wake, NULL);
     pthread_cond_init(&ledger->task_done, NULL);
@@ -342,7 +352,7 @@ base_code gw_ledger_open(gw_ledger **out, const gw_ledger_options *options, base
     pthread_cond_init(&ledger->keeper_wake, &attributes);
     pthread_condattr_destroy(&attributes);
     base_code code = BASE_OK;
-    if (!ledger->options.path || !ledger->memory || ledger->hash.failed ||
+    if (!ledger->options.path || !ledger->memory || !ledger->slices || ledger->hash.failed ||
         asprintf(&ledger->file, "%s/whimbrel.db", options->path) < 0) {
         ledger->file = NULL;
         code = base_fail(err, BASE_NOMEM, "no memory for the ledger");
@@ -401,6 +411,7 @@ void gw_ledger_close(gw_ledger *ledger)
     if (ledger->lock_fd >= 0)
         close(ledger->lock_fd);
     gw_memory_destroy(ledger->memory);
+    gw_slices_destroy(ledger->slices);
     gw_hash_close(&ledger->hash);
     pthread_mutex_destroy(&ledger->mutex);
     pthread_cond_destroy(&ledger->wake);

@@ -55,6 +55,9 @@ typedef base_code gw_erase_fn(void *ctx, uint64_t space, const int32_t *tokens, 
  * carried out soon. */
 void gw_ledger_set_erase(gw_ledger *ledger, gw_erase_fn *erase, void *ctx);
 
+/* Elements of bodies that earlier turns brought; the ledger's. */
+struct gw_slices *gw_ledger_slices(gw_ledger *ledger);
+
 /* ---- what is known of a request ---- */
 
 typedef struct gw_digest {
@@ -283,6 +286,7 @@ typedef struct gw_ledger_stats {
     uint64_t trimmed; /* cached turns that left for a bound of bytes */
     uint64_t spilled; /* runs that left memory */
     uint64_t memory_bytes, memory_runs, database_bytes, wal_bytes;
+    uint64_t slices_known, slices_parsed, slice_bytes; /* elements of bodies; see slice.h */
     uint32_t queued;
     uint64_t native_sessions;
 } gw_ledger_stats;

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 
 #include "gateway/ledger.h"
+#include "gateway/slice.h"
 
 /* ---- ledger_item.c: what counts as the same item ---- */
 
@@ -295,6 +296,7 @@ typedef struct gw_work {
 struct gw_ledger {
     gw_ledger_options options;
     gw_memory *memory;
+    gw_slices *slices;
     char *file;
     int lock_fd;
     int64_t opened_ms; /* Unix time */

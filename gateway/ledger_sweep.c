@@ -285,8 +285,10 @@ bool gw_deletion_end(gw_deletion *d, bool ok)
     for (uint32_t i = 0; ok && i < d->path_count; i++)
         ok = write_order(d, &d->paths[i]);
     /* The log still holds what was deleted. */
-    if (ok && d->turns)
+    if (ok && d->turns) {
         atomic_store(&d->ledger->unclean, true);
+        gw_slices_clear(d->ledger->slices);
+    }
     base_arena_destroy(d->arena);
     free(d->paths);
     free(d);

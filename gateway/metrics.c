@@ -284,6 +284,10 @@ static void render_ledger(const gw_app *app, base_buf *out)
     gauge(out, "ledger_bytes", "Bytes of whimbrel.db.", (double)s.database_bytes);
     gauge(out, "ledger_log_bytes", "Bytes of its write-ahead log.", (double)s.wal_bytes);
     gauge(out, "ledger_memory_bytes", "Bytes of recent runs in memory.", (double)s.memory_bytes);
+    count(out, "slices_known_total",
+          "Elements of bodies that an earlier body had, not parsed again.", s.slices_known);
+    count(out, "slices_parsed_total", "Elements of long bodies that were parsed.", s.slices_parsed);
+    gauge(out, "slice_bytes", "Bytes of the elements that are kept parsed.", (double)s.slice_bytes);
 }
 
 static void render_sessions(const gw_app *app, base_buf *out)
