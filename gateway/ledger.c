@@ -192,10 +192,13 @@ static void *keeper_main(void *ctx)
                 gw_ledger_trim(ledger, NULL);
                 gw_purge(ledger);
             }
+            /* SQLite refuses two at a time, and a deletion must not find this one at work. */
+            pthread_mutex_lock(&ledger->purge_mutex);
             bool cut = idle && gw_db_checkpoint(c, SQLITE_CHECKPOINT_TRUNCATE);
             if (!idle && pages >= CHECKPOINT_PAGES)
                 gw_db_checkpoint(c, pages >= RESTART_PAGES ? SQLITE_CHECKPOINT_RESTART
                                                            : SQLITE_CHECKPOINT_PASSIVE);
+            pthread_mutex_unlock(&ledger->purge_mutex);
             pthread_mutex_lock(&ledger->keeper_mutex);
             /* A cut that failed is tried again after another idle second. */
             if (ledger->written_ns == written && idle)
@@ -238,6 +241,12 @@ gw_db *gw_reader_take(gw_ledger *ledger, base_err *err)
 
 void gw_reader_give(gw_ledger *ledger, gw_db *c)
 {
+    /* One that is not reset would pin the log for as long as nobody uses it again. */
+    for (sqlite3_stmt *s = NULL; (s = sqlite3_next_stmt(c->db, s));)
+        if (sqlite3_stmt_busy(s)) {
+            base_log(BASE_LOG_ERROR, "statement_left_open sql=\"%.60s\"", sqlite3_sql(s));
+            sqlite3_reset(s);
+        }
     pthread_mutex_lock(&ledger->reader_mutex);
     c->next = ledger->readers;
     ledger->readers = c;
@@ -377,6 +386,8 @@ base_code gw_ledger_open(gw_ledger **out, const gw_ledger_options *options, base
     }
     if (code) {
         gw_ledger_close(ledger);
+        if (err && !err->param[0])
+            snprintf(err->param, sizeof(err->param), "data.path");
         return code;
     }
     *out = ledger;

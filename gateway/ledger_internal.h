@@ -319,7 +319,7 @@ struct gw_ledger {
     gw_db *readers;
     uint32_t reader_count;
 
-    pthread_mutex_t purge_mutex; /* one purge at a time; guards `erase` */
+    pthread_mutex_t purge_mutex; /* one purge or checkpoint at a time; guards `erase` */
     gw_erase_fn *erase;
     void *erase_ctx;
     atomic_bool unclean; /* the log may hold what was deleted */
@@ -394,7 +394,7 @@ bool gw_db_check(gw_db *c, const gw_check *check);
 /* ---- ledger_schema.c ---- */
 
 #define GW_SCHEMA_APPLICATION 0x5748494d /* "WHIM" */
-#define GW_SCHEMA_VERSION 6
+#define GW_SCHEMA_VERSION 7
 /* Creates or migrates. BASE_UNSUPPORTED for a newer one, BASE_FORMAT for a database of something
  * else. */
 base_code gw_schema_migrate(sqlite3 *db, base_err *err);

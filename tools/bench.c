@@ -660,7 +660,7 @@ static int usage(FILE *out)
         out,
         "usage: whimbrel-bench [--json] [--model DIR] [--threads N] [--peer-json FILE] [NAME…]\n\n"
         "A name selects by prefix: cal, c.model, e.prefill, p.match, p.insert, p.branch, p.evict, "
-        "g.req, b.ready. Without names: all.\n"
+        "g.commit, g.req, b.ready. Without names: all.\n"
         "--peer-json FILE: an array of {bench, value, peer_version}; ratios are printed beside "
         "ours.\n"
         "Exit status 1 if a result is wrong.\n");
@@ -712,6 +712,7 @@ int main(int argc, char **argv)
     if (bench_wanted("e.prefill"))
         bench_prefill();
     failed |= !bench_cache(read_gbs[0]);
+    failed |= !bench_commit();
     if (bench_wanted("g.req") || bench_wanted("b.ready"))
         bench_server();
     json_decref(peers);

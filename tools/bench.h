@@ -36,3 +36,6 @@ uint64_t bench_read_all(const void *at, size_t bytes);
 /* p.match, p.insert, p.evict, p.branch: the prefix tree beside hash chains and a token trie.
  * `read_gbs`: what one thread reads. False if a result was wrong. */
 bool bench_cache(double read_gbs);
+/* g.commit: the end of a turn in the ledger. False if a turn was not stored or the database is
+ * wrong afterwards. */
+bool bench_commit(void);

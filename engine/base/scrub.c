@@ -82,6 +82,9 @@ static int open_file(sqlite3_vfs *vfs, const char *name, sqlite3_file *file, int
 
 static void register_vfs(void)
 {
+    /* Counting SQLite's memory costs a lock for every piece of it. Refused if somebody began to use
+     * it before, which is fine. */
+    sqlite3_config(SQLITE_CONFIG_MEMSTATUS, 0);
     if (sqlite3_initialize() != SQLITE_OK || !(under = sqlite3_vfs_find(NULL)))
         return;
     scrubbing = *under;
