@@ -25,14 +25,13 @@
 
 const gw_tool_form gw_session_tools = {.inner = "function", .schema = "parameters", .strict = true};
 
-/* "/v1/sessions/ID/VERB": false if it is something else. */
-bool gw_session_of_path(gw_id *id, const char **verb, const char *path)
+bool gw_session_of_path(gw_id *id, const char **word, const char *path)
 {
     if (strncmp(path, GW_SESSIONS_PATH "/", sizeof GW_SESSIONS_PATH) != 0)
         return false;
     const char *at = path + sizeof GW_SESSIONS_PATH;
     size_t length = strcspn(at, "/");
-    *verb = at[length] ? at + length + 1 : "";
+    *word = at[length] ? at + length + 1 : "";
     snprintf(id->text, sizeof id->text, "%.*s", (int)base_min(length, (size_t)GW_ID_MAX - 1), at);
     return length > 0;
 }
@@ -259,7 +258,16 @@ static bool same_text(eng_text a, eng_text b)
     return a.length == b.length && (!a.length || memcmp(a.data, b.data, a.length) == 0);
 }
 
-/* Each call gets one result, and no result is for anything else. */
+static bool calls_it(const eng_item *item, eng_text id)
+{
+    bool found = false;
+    for (uint32_t i = 0; i < item->call_count; i++)
+        found |= same_text(item->calls[i].id, id);
+    return found;
+}
+
+/* Each call of the turn before gets one result; results are for those or for calls among the items
+ * that the turn brings itself. */
 static base_code check_results(gw_turn *turn, const eng_item *asked, base_err *err)
 {
     native *n = state(turn);
@@ -268,10 +276,10 @@ static base_code check_results(gw_turn *turn, const eng_item *asked, base_err *e
         eng_text id = n->fresh.ids[k];
         if (item->role != ENG_ROLE_TOOL)
             continue;
-        uint32_t uses = 0;
-        for (uint32_t i = 0; asked && i < asked->call_count; i++)
-            uses += same_text(asked->calls[i].id, id);
-        if (!uses)
+        bool known = asked && calls_it(asked, id);
+        for (uint32_t i = n->fresh_from; i < k; i++)
+            known |= calls_it(&n->fresh.items[i], id);
+        if (!known)
             return base_fail_param(err, BASE_INVALID, "items",
                                    "items: the turn before made no call with id '%.*s'",
                                    gw_shown(id.data ? id.data : "", 64), id.data ? id.data : "");
@@ -338,7 +346,7 @@ static base_code begin_conversation(gw_turn *turn, gw_item_list *list, base_err 
     return BASE_OK;
 }
 
-/* Puts the list's items behind `list`. */
+/* Reads the head and puts its answer before the turn's items. */
 static base_code load(gw_turn *turn, base_err *err)
 {
     native *n = state(turn);
@@ -465,7 +473,6 @@ static base_code check(gw_turn *turn, base_err *err)
 
 /* ---- writing a turn ---- */
 
-/* An item as the ledger writes it; a result with the id of its call. */
 void gw_put_session_item(base_buf *out, const char *json, const char *call)
 {
     if (!call) {

@@ -466,6 +466,18 @@ await check('bad turns: the field is named', async () => {
   assert.equal((await call('GET', `/v1/sessions/${s.id}/nothing`)).status, 404);
 });
 
+await check('a first turn may bring a whole history, in the forms of both dialects', async () => {
+  const id = `call_${word()}`, other = `call_${word()}`;
+  const s = await make({ tools: [weatherTool] });
+  const t = ok(await turn(s.id, [user('Weather in Rome?'),
+    { role: 'assistant', content: null, reasoning_content: 'I look.', tool_calls: [{ id, type: 'function', function: { name: 'get_weather', arguments: '{"city":"Rome"}' } }] },
+    { role: 'tool', tool_call_id: id, content: 'sun' }, { role: 'assistant', content: [{ type: 'text', text: 'Sun.' }] }, user('And Oslo?'),
+    { type: 'function_call', call_id: other, name: 'get_weather', arguments: '{"city":"Oslo"}' }, { type: 'function_call_output', call_id: other, output: 'snow' }], { tool_choice: 'none', max_tokens: 8 }));
+  assert.deepEqual(t.items.slice(0, 7).map((i) => i.role), ['user', 'assistant', 'tool', 'assistant', 'user', 'assistant', 'tool']);
+  assert.deepEqual([t.items[1].reasoning_content, t.items[2].tool_call_id, t.items[6].content], ['I look.', id, 'snow']);
+  assert.equal((await turn((await make()).id, [user('x'), { role: 'assistant', tool_calls: [{ id, type: 'function', function: { name: 'f', arguments: '[' } }] }, { role: 'tool', tool_call_id: id, content: 'y' }])).status, 400);
+});
+
 await check("another tenant's sessions are unknown, and so are its exports", async () => {
   const admin = (body, key) => post(server.admin, '/admin/v1/keys', body, key ? { authorization: `Bearer ${key}` } : {});
   const root = (await admin({ label: 'root', scopes: ['admin'] })).json;
