@@ -39,3 +39,5 @@ bool bench_cache(double read_gbs);
 /* g.commit: the end of a turn in the ledger. False if a turn was not stored or the database is
  * wrong afterwards. */
 bool bench_commit(void);
+/* g.ledger: what the ledger costs a turn with a long history. False if a result was wrong. */
+bool bench_gateway(void);
