@@ -17,10 +17,13 @@
  * per second that this brings. It is multiplied by what a page costs to compute again
  * (kv_index_set_cost); equal values go by last use. Pauses whose pages have gone are remembered by
  * the text before them (ghosts), so that their ends are learned from as well; those that have not
- * ended count as time without return. The hazards of a class are drawn towards those of all pauses,
- * and these towards one that falls with age, so that before anything is learned the order is that
- * of LRU. (The length of the last pause of the same path as a second key was tried: it costs more
- * in thin tables than it tells.)
+ * ended count as time without return. While an answer is still being made no pause has begun: how
+ * long answers take is counted alike, and a page is worth what it will be at the pause's begin, for
+ * a time that is longer by the rest of the answer. Who has just asked is therefore no favourite: it
+ * will not ask again before it has its answer. The hazards of a class are drawn towards those of
+ * all pauses, and these towards one that falls with age, so that before anything is learned the
+ * order is that of LRU. (The length of the last pause of the same path as a second key was tried:
+ * it costs more in thin tables than it tells.)
  *
  * Values fall and rise with age, so ranks are computed anew for all leaves REBUILDS_S times a
  * second at most, when a page is wanted; between, a leaf that changes takes its place by the tables
@@ -34,12 +37,15 @@
 #include "engine/base/thread.h"
 
 #define REBUILDS_S 4
-/* The next two were chosen on every other session of the agent traces, 8 and 16 at a time. */
+/* The next three were chosen on every other session of the agent traces, 8 and 16 at a time. */
 #define PRIOR_RETURNS 32.0f /* weight of the wider table in a narrower one, in returns */
 #define PRIOR_S 30.0f       /* hazard before anything is known: 1 / (this + age) */
+#define ANSWER_WORTH 1.7f   /* of what an answer leads to, against pauses on the whole */
 #define PAUSES_MAX 4096.0f  /* of a class; then older ones count half */
 #define CLASS_UNKNOWN 0
 #define CLASS_LEFT_BEHIND 1
+#define CLASS_ANSWER 2 /* no pause: while an answer is made; counts how long that takes */
+#define CLASS_FIRST 3  /* of those by key */
 
 /* Tokens of a leaf that stay when its last page goes. */
 static uint32_t kept_without_last(const kv_node *node)
@@ -74,9 +80,9 @@ static uint16_t class_of(kv_index *index, uint64_t key)
 {
     if (key == 0)
         return CLASS_UNKNOWN;
-    uint32_t at = (uint32_t)((key * 0x9E3779B97F4A7C15u) >> 40) % (KV_CLASSES - 2);
-    for (uint32_t i = 0; i < KV_CLASSES - 2; i++) {
-        kv_pause_class *c = &index->classes[2 + (at + i) % (KV_CLASSES - 2)];
+    uint32_t at = (uint32_t)((key * 0x9E3779B97F4A7C15u) >> 40) % (KV_CLASSES - CLASS_FIRST);
+    for (uint32_t i = 0; i < KV_CLASSES - CLASS_FIRST; i++) {
+        kv_pause_class *c = &index->classes[CLASS_FIRST + (at + i) % (KV_CLASSES - CLASS_FIRST)];
         if (c->key == 0)
             c->key = key;
         if (c->key == key)
@@ -138,6 +144,8 @@ void kv_index__came_back(kv_index *index, uint32_t at, uint64_t space, const int
 void kv_index__pause(kv_index *index, uint32_t at, uint64_t mark, uint64_t class_key, uint64_t now)
 {
     kv_node *node = &index->nodes[at];
+    if (node->paused == 0)
+        count_pause(index, CLASS_ANSWER, node->used_whole, now, true);
     node->pause_class = class_of(index, class_key);
     node->paused = now > 0 ? now : 1;
     node->pause_mark = mark;
@@ -224,6 +232,31 @@ static void find_values(float *value, const float *hazard)
     }
 }
 
+/* The value of what an answer is being made for, at each age of the answer: as at the begin of a
+ * pause of any class, but the rest of the answer takes its time as well. */
+static void find_values_of_answers(float *value, const float *ends, const float *hazard)
+{
+    float returns[KV_AGES], time[KV_AGES], here = 1, r = 0, t = 0;
+    for (uint32_t j = 0; j < KV_AGES; j++) {
+        float gone = here * (1 - expf(-hazard[j] * (age_start(j + 1) - age_start(j))));
+        returns[j] = r += gone;
+        time[j] = t += gone / hazard[j];
+        here -= gone;
+    }
+    for (uint32_t i = 0; i < KV_AGES; i++) {
+        float left = 1, rest = 0, best = 0;
+        for (uint32_t j = i; j < KV_AGES && left > 1e-3f; j++) {
+            float gone = left * (1 - expf(-ends[j] * (age_start(j + 1) - age_start(j))));
+            rest += gone / ends[j];
+            left -= gone;
+        }
+        for (uint32_t j = 0; j < KV_AGES; j++)
+            if (returns[j] > best * (rest + time[j]))
+                best = returns[j] / (rest + time[j]);
+        value[i] = ANSWER_WORTH * best;
+    }
+}
+
 static void learn(kv_index *index, uint64_t now)
 {
     float all_returned[KV_AGES], all_ended[KV_AGES];
@@ -231,8 +264,9 @@ static void learn(kv_index *index, uint64_t now)
         memset(index->classes[c].open, 0, sizeof index->classes[c].open);
     for (uint32_t i = 0; i < index->heap_count; i++) {
         const kv_node *node = &index->nodes[index->heap[i]];
-        if (node->paused != 0)
-            index->classes[node->pause_class].open[age_of(index, node->paused, now)] += 1;
+        uint32_t class = node->paused != 0 ? node->pause_class : CLASS_ANSWER;
+        uint64_t since = node->paused != 0 ? node->paused : node->used_whole;
+        index->classes[class].open[age_of(index, since, now)] += 1;
     }
     for (uint32_t i = 0; i < KV_GHOSTS; i++) {
         const kv_ghost *ghost = &index->ghosts[i];
@@ -245,6 +279,8 @@ static void learn(kv_index *index, uint64_t now)
     for (uint32_t i = 0; i < KV_AGES; i++) {
         prior[i] = 1 / (PRIOR_S + age_start(i));
         for (uint32_t c = 0; c < KV_CLASSES; c++) {
+            if (c == CLASS_ANSWER || c == CLASS_LEFT_BEHIND)
+                continue;
             all_returned[i] += index->classes[c].returned[i];
             all_ended[i] += index->classes[c].ended[i] + index->classes[c].open[i];
         }
@@ -253,12 +289,15 @@ static void learn(kv_index *index, uint64_t now)
     for (uint32_t k = 0; k < KV_CLASSES; k++) {
         kv_pause_class *c = &index->classes[k];
         float hazard[KV_AGES], ended[KV_AGES];
-        if (k > CLASS_LEFT_BEHIND && c->key == 0)
+        if (k >= CLASS_FIRST && c->key == 0)
             continue;
         for (uint32_t i = 0; i < KV_AGES; i++)
             ended[i] = c->ended[i] + c->open[i];
         find_hazard(hazard, c->returned, ended, all);
-        find_values(c->value, hazard);
+        if (k == CLASS_ANSWER)
+            find_values_of_answers(c->value, hazard, all);
+        else
+            find_values(c->value, hazard);
     }
 }
 
@@ -271,7 +310,7 @@ static uint64_t value_rank(const kv_index *index, const kv_node *node, uint64_t 
     if (pin_holds_last(node) && node->pin_until > now)
         return RANK_PINNED | node->pin_until >> 1;
     uint64_t since = node->paused > node->used ? node->paused : node->used;
-    uint16_t class = node->paused != 0 ? node->pause_class : CLASS_UNKNOWN;
+    uint16_t class = node->paused != 0 ? node->pause_class : CLASS_ANSWER;
     float value = index->classes[class].value[age_of(index, since, now)];
     if (index->cost_doubling > 0)
         value *= 1 + (float)(node->from + node->length) / (float)index->cost_doubling;
