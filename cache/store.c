@@ -35,6 +35,7 @@
 #define TOUCH_MS 60000 /* last uses are written down this often */
 #define TOUCH_BATCH 512
 #define BURY_BATCH 256
+#define COMPACT_RETRY_NS 100000000u
 #define SUPERSEDE_MAX 256 /* neighbours that are looked at for a tail to drop */
 
 int64_t kv_store__now_ms(const kv_store *store)
@@ -926,7 +927,16 @@ static void compact(kv_store *store, uint32_t from)
         bytes += rec->length;
         count++;
     }
+    kv_store__make_room(store, bytes + KV_BLOCK, 0); /* both copies are there for a while */
     pthread_mutex_unlock(&store->lock);
+    bury(store);
+    pthread_mutex_lock(&store->lock);
+    bool fits = store->bytes + bytes + KV_BLOCK <= store->options.bytes_max;
+    pthread_mutex_unlock(&store->lock);
+    if (!fits) { /* readers hold what is to go */
+        store->next_write_ns = base_now_ns() + COMPACT_RETRY_NS;
+        return;
+    }
     bytes = 0;
     for (uint32_t i = 0; i < count; i++) {
         kv_rec rec = store->recs_now[i];
