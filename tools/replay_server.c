@@ -71,7 +71,8 @@ struct run {
     const rp_server_options *o;
     CURLM *multi;
     lane *lanes;
-    uint32_t next_session;
+    uint32_t next_session, next_request; /* the second: within it, if it is open */
+    uint64_t start_ns;
     uint64_t words; /* drawn so far */
     double chars_sent, tokens_counted;
     bucket buckets[BUCKETS];
@@ -271,12 +272,49 @@ static void begin(lane *l, talk *t, const rp_request *request)
                           message(r, "user", lead, (request->in - shared) * r->o->scale));
 }
 
+#define BLOCK_CHARS_PER_TOKEN 4.0 /* fixed, so that a block is the same text in every request */
+
+/* A request that stands alone: blocks of equal ids are equal text. */
+static void begin_alone(lane *l, talk *t, const rp_request *request)
+{
+    run *r = l->r;
+    char lead[96];
+    base_buf text;
+    double left = request->in * r->o->scale;
+    base_buf_init(&text, ANSWER_BYTES_MAX);
+    for (uint32_t i = 0; i < request->run_count; i++) {
+        const rp_run *blocks = &r->trace->runs[request->run_at + i];
+        for (uint32_t b = 0; b < blocks->count && left > 0; b++) {
+            double tokens = l->session->block_tokens * r->o->scale;
+            tokens = tokens < left ? tokens : left;
+            left -= tokens;
+            size_t end = text.length + (size_t)(tokens * BLOCK_CHARS_PER_TOKEN) + 1;
+            for (uint64_t n = 0; text.length < end && !text.failed; n++) {
+                uint32_t draw = base_rand(r->o->seed ^ (blocks->first + b) << 16, 6, n).v[0];
+                base_buf_puts(&text, words[draw % (sizeof words / sizeof *words)]);
+                base_buf_puts(&text, " ");
+            }
+        }
+    }
+    snprintf(lead, sizeof lead, "%sYou are an assistant.", r->mark);
+    json_decref(t->messages);
+    t->messages =
+        json_pack("[{s:s,s:s},{s:s,s:s}]", "role", "system", "content", lead, "role", "user",
+                  "content", text.length > 0 && !text.failed ? text.data : "Hello.");
+    t->known = 0;
+    base_buf_deinit(&text);
+}
+
 /* Brings the history of the request's agent to what it sends. */
 static void prepare(lane *l, const rp_request *request)
 {
     run *r = l->r;
     talk *t = talk_of(l, request), *main = &l->talks[0];
-    l->fresh = false;
+    l->fresh = r->trace->open;
+    if (r->trace->open) {
+        begin_alone(l, t, request);
+        return;
+    }
     if (t->messages == NULL && request->agent > 0 && main->last != NULL &&
         common_blocks(r->trace, main->last, request) * l->session->block_tokens * 2 > request->in) {
         /* A fork: the parent's history, and then its own way. */
@@ -475,7 +513,7 @@ static void finish(lane *l, CURLcode code)
     }
     add_answer(l, t);
     l->next++;
-    if (l->next >= l->session->request_count ||
+    if (r->trace->open || l->next >= l->session->request_count ||
         (r->o->turns_max > 0 && l->sent >= r->o->turns_max) ||
         (r->o->context_max > 0 && t->known > r->o->context_max)) {
         leave(l);
@@ -535,10 +573,19 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void print_sum(run *r)
+static void print_totals(run *r)
 {
     double share = r->prompt > 0 ? 100.0 * (double)r->cached / (double)r->prompt : 0;
     double ideal = r->ideal > 0 ? 100.0 * (double)r->cached / (double)r->ideal : 0;
+    if (r->trace->open) { /* what could have been found depends on what came before */
+        printf(r->o->json ? "{\"requests\":%u,\"failed\":%u,\"prompt\":%llu,\"cached_pct\":%.2f,"
+                            "\"output\":%llu}\n"
+                          : "%u requests, %u failed; %llu prompt tokens, cached %.2f %%; %llu "
+                            "output tokens\n",
+               r->turns, r->failed, (unsigned long long)r->prompt, share,
+               (unsigned long long)r->completion);
+        return;
+    }
     const char *form =
         r->o->json ? "{\"turns\":%u,\"failed\":%u,\"forks\":%u,\"rewrites\":%u,\"prompt\":%llu,"
                      "\"cached_pct\":%.2f,\"of_ideal_pct\":%.2f,\"output\":%llu}\n"
@@ -546,6 +593,10 @@ static void print_sum(run *r)
                      "cached %.2f %%, %.2f %% of ideal; %llu output tokens\n";
     printf(form, r->turns, r->failed, r->forks, r->rewrites, (unsigned long long)r->prompt, share,
            ideal, (unsigned long long)r->completion);
+}
+
+static void print_buckets(run *r)
+{
     if (!r->o->json)
         printf("%-18s %7s %10s %10s %10s\n", "uncached tokens", "turns", "TTFT p50", "p95", "max");
     for (uint32_t b = 0; b < BUCKETS; b++) {
@@ -566,6 +617,23 @@ static void print_sum(run *r)
     }
 }
 
+/* The next request of an open trace, due at its recorded arrival. */
+static void take_request(run *r, lane *l)
+{
+    l->session = &r->trace->sessions[r->next_session];
+    l->next = r->next_request++;
+    l->sent = 0;
+    if (r->next_request >= l->session->request_count) {
+        r->next_session++;
+        r->next_request = 0;
+    }
+    if (l->next >= l->session->request_count)
+        return; /* an empty one */
+    double at_s = r->trace->requests[l->session->request_at + l->next].at_s;
+    l->due_ns = r->start_ns + (r->o->speed > 0 ? (uint64_t)(at_s / r->o->speed * 1e9) : 0);
+    l->state = LANE_DUE;
+}
+
 /* Gives idle lanes sessions and sends what is due; returns lanes that are not idle, and in
  * `*wait_ms` the time until the next is due. */
 static uint32_t step(run *r, int *wait_ms, base_err *err)
@@ -576,6 +644,10 @@ static uint32_t step(run *r, int *wait_ms, base_err *err)
     for (uint32_t i = 0; i < r->o->lanes; i++) {
         lane *l = &r->lanes[i];
         while (l->state == LANE_IDLE && r->next_session < r->trace->session_count) {
+            if (r->trace->open) {
+                take_request(r, l);
+                continue;
+            }
             l->session = &r->trace->sessions[r->next_session++];
             l->next = l->sent = 0;
             l->due_ns = now;
@@ -594,10 +666,7 @@ static uint32_t step(run *r, int *wait_ms, base_err *err)
 
 base_code rp_server_run(const rp_trace *trace, const rp_server_options *options, base_err *err)
 {
-    run r = {.trace = trace, .o = options};
-    if (trace->open)
-        return base_fail(err, BASE_UNSUPPORTED,
-                         "a trace of single requests has no turns to play; use stats or cache");
+    run r = {.trace = trace, .o = options, .start_ns = base_now_ns()};
     curl_global_init(CURL_GLOBAL_DEFAULT);
     r.multi = curl_multi_init();
     r.lanes = calloc(options->lanes, sizeof *r.lanes);
@@ -624,8 +693,10 @@ base_code rp_server_run(const rp_trace *trace, const rp_server_options *options,
         if (!any)
             curl_multi_poll(r.multi, NULL, 0, wait_ms, NULL);
     }
-    if (ready)
-        print_sum(&r);
+    if (ready) {
+        print_totals(&r);
+        print_buckets(&r);
+    }
     for (uint32_t i = 0; r.lanes != NULL && i < options->lanes; i++)
         if (r.lanes[i].r != NULL)
             lane_close(&r.lanes[i]);

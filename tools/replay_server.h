@@ -1,7 +1,9 @@
 /* replay_server: a trace as real turns against a running server, over HTTP/1.1 or HTTP/2.
  *
  * The trace has lengths, not text, so text of about those lengths is made up; the assistant's text
- * is what the server answered. Thread: one, all streams by one multi handle. */
+ * is what the server answered. Single requests (Mooncake) are sent at their recorded arrivals, as
+ * soon as a lane is free; blocks of equal ids are equal text there. Thread: one, all streams by one
+ * multi handle. */
 #pragma once
 #include "tools/replay_trace.h"
 
