@@ -792,9 +792,11 @@ void kv_index_pin(kv_index *index, uint64_t space, const int32_t *tokens, uint32
     cursor cur = start(index, space, NULL, tokens, count);
     while (descend(index, &cur, tokens, count)) {
         kv_node *node = &index->nodes[cur.at];
-        if (until > node->pin_until)
+        if (until == 0 || until > node->pin_until)
             node->pin_until = until;
-        if (cur.in_edge > node->pin_tokens)
+        if (until == 0)
+            node->pin_tokens = 0;
+        else if (cur.in_edge > node->pin_tokens)
             node->pin_tokens = cur.in_edge;
         kv_index__heap_move(index, cur.at);
     }

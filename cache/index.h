@@ -68,8 +68,9 @@ uint32_t kv_index_drop(kv_index *index, uint64_t space);
  * Returns pages dropped. */
 uint32_t kv_index_erase(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
                         uint32_t kept);
-/* A pin keeps a path from eviction until `until`; the longest wins. Covers the matched prefix of
- * the tokens given (and, on an edge pinned before, as much as the longer of the two pins). */
+/* A pin keeps a path from eviction until `until`; the longest wins, and 0 ends them all. Covers the
+ * matched prefix of the tokens given (and, on an edge pinned before, as much as the longer of the
+ * two pins). */
 void kv_index_pin(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
                   uint64_t until);
 

@@ -242,7 +242,7 @@ void eng_pin(eng_engine *engine, uint64_t space, const int32_t *tokens, uint32_t
                        .space = space,
                        .tokens = tokens,
                        .count = count,
-                       .until_ns = now + length * SECOND_NS,
+                       .until_ns = length > 0 ? now + length * SECOND_NS : 0,
                        .err = BASE_ERR_INIT};
     give_order(engine, &order, NULL);
 }

@@ -376,6 +376,19 @@ Test(kv_index, a_pin_holds_until_it_ends)
     end();
 }
 
+Test(kv_index, a_pin_may_be_ended_before_its_time)
+{
+    make(12, 32);
+    seq *a = run(1000, 500, 10);
+    kv_index_pin(tree, SPACE, a->tokens, 500, 100);
+    cr_assert_eq(kv_index_evict(tree, 12, 50), 0);
+    kv_index_pin(tree, SPACE, a->tokens, 500, 0);
+    check();
+    cr_assert_eq(kv_index_evict(tree, 12, 50), 4);
+    free(a);
+    end();
+}
+
 Test(kv_index, a_pin_is_divided_with_its_edge)
 {
     make(64, 32);
