@@ -91,11 +91,14 @@ gw_error_row gw_error_messages_row(const gw_error_row *row)
     return own;
 }
 
-void gw_error_messages_json(base_buf *out, const char *type, const char *message,
+void gw_error_messages_json(base_buf *out, const gw_error_row *row, const char *message,
                             const char *request_id)
 {
-    base_buf_printf(out, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", type);
+    base_buf_printf(out, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":", row->type);
     base_buf_json_string(out, message, strlen(message));
+    if (row->code && strcmp(row->code, GW_ERROR_NO_THREADS) == 0)
+        base_buf_printf(out, ",\"details\":{\"error_code\":\"%s\",\"unsupported\":[\"thread\"]}",
+                        row->code);
     base_buf_printf(out, "},\"request_id\":\"%s\"}", request_id);
 }
 
@@ -136,7 +139,7 @@ static void respond(gw_exchange *exchange, const gw_error_row *row, const char *
     base_buf body;
     base_buf_init(&body, BODY_BYTES_MAX);
     if (messages)
-        gw_error_messages_json(&body, row->type, message, gw_exchange_id(exchange));
+        gw_error_messages_json(&body, row, message, gw_exchange_id(exchange));
     else
         gw_error_json(&body, row->type, row->code, param, message);
     if (body.failed)

@@ -44,8 +44,10 @@ void gw_error_respond_row(gw_exchange *exchange, const gw_error_row *row, const 
  * of a path below /v1/messages, or of a request with the header anthropic-version, is given in
  * them, with the header request-id; these are for a dialect's own records. */
 gw_error_row gw_error_messages_row(const gw_error_row *row);
-void gw_error_messages_json(base_buf *out, const char *type, const char *message,
+void gw_error_messages_json(base_buf *out, const gw_error_row *row, const char *message,
                             const char *request_id);
+/* The code of a row by which that dialect's client learns to do without server-held threads. */
+#define GW_ERROR_NO_THREADS "thread_unsupported_request"
 /* Rows that have no base_code of their own. */
 void gw_error_not_found(gw_exchange *exchange);                         /* 404, unknown path */
 void gw_error_method(gw_exchange *exchange, const char *allow);         /* 405 with `allow` */

@@ -537,6 +537,7 @@ static base_code read_rest(gw_turn *turn, base_err *err)
 static base_code parse(gw_turn *turn, base_err *err)
 {
     eng_text tools, list;
+    json_t *thread;
     bool seen = false;
     turn->state_of_dialect = base_arena_calloc(turn->arena, 1, sizeof(messages));
     if (!turn->state_of_dialect)
@@ -545,6 +546,12 @@ static base_code parse(gw_turn *turn, base_err *err)
     GW_TRY(gw_keep_raw(turn, &tools, "tools", err));
     GW_TRY(gw_keep_raw(turn, &list, "messages", err));
     GW_TRY(gw_parse_body(turn, err));
+    GW_TRY(gw_read_object(&thread, turn->json, "", "thread", err));
+    /* The client would send the new messages alone from then on. Told by this code it goes on with
+     * whole histories, which the ledger knows all the same. */
+    if (thread)
+        return gw_turn_reject(turn, err, 400, "invalid_request_error", GW_ERROR_NO_THREADS,
+                              "thread", "thread is not offered; send the whole history");
     GW_TRY(gw_read_limit(turn, "max_tokens", &seen, err));
     if (!seen && !turn->dialect->dry)
         return base_fail_param(err, BASE_INVALID, "max_tokens", "max_tokens must be given");
@@ -612,17 +619,19 @@ static base_buf *begin_record(gw_turn *turn, const char *event)
     return out;
 }
 
-/* `"usage":{…`, left open. The three input counts add up to the prompt. */
+/* `"usage":{…`, left open. The three input counts add up to the prompt. What is new in it is
+ * written to the cache, all but its last token, which every request runs for itself. */
 static void put_usage(const gw_turn *turn, base_buf *out, uint32_t output_tokens)
 {
     const eng_usage *usage = &turn->usage;
     uint32_t cached = (uint32_t)base_min(usage->cached_tokens, usage->prompt_tokens);
+    uint32_t fresh = usage->prompt_tokens - cached, written = fresh ? fresh - 1 : 0;
     base_buf_printf(out,
-                    "\"usage\":{\"input_tokens\":%u,\"cache_creation_input_tokens\":0,"
+                    "\"usage\":{\"input_tokens\":%u,\"cache_creation_input_tokens\":%u,"
                     "\"cache_read_input_tokens\":%u,\"cache_creation\":{"
-                    "\"ephemeral_5m_input_tokens\":0,\"ephemeral_1h_input_tokens\":0},"
+                    "\"ephemeral_5m_input_tokens\":%u,\"ephemeral_1h_input_tokens\":0},"
                     "\"output_tokens\":%u,\"service_tier\":\"standard\",\"server_tool_use\":null",
-                    usage->prompt_tokens - cached, cached, output_tokens);
+                    fresh - written, written, cached, written, output_tokens);
 }
 
 static void put_final_usage(const gw_turn *turn, base_buf *out)
@@ -912,7 +921,7 @@ static void fail(gw_turn *turn, const gw_error_row *row, const char *param, cons
     base_buf *out = &state(turn)->record;
     base_buf_clear(out);
     base_buf_puts(out, "event: error\ndata: ");
-    gw_error_messages_json(out, own.type, message, turn->request_id);
+    gw_error_messages_json(out, &own, message, turn->request_id);
     base_buf_puts(out, "\n\n");
     gw_write_record(turn, out);
     gw_turn_stream_end(turn);

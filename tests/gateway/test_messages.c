@@ -211,6 +211,7 @@ Test(messages, refusals_name_the_field_in_their_own_shape)
         {BODY("\"temperature\":\"x\""), "temperature"},
         {BODY("\"top_k\":1.5"), "top_k"},
         {BODY("\"stream\":1"), "stream"},
+        {BODY("\"thread\":1"), "thread"},
         {BODY("\"metadata\":{\"user_id\":3}"), "metadata.user_id"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -227,6 +228,21 @@ Test(messages, refusals_name_the_field_in_their_own_shape)
         json_decref(json);
         free_exchange(e);
     }
+}
+
+/* A client that finds no threads held here sends whole histories instead, if it is told so. */
+Test(messages, threads_are_refused_by_the_code_that_their_client_knows)
+{
+    gw_exchange *e = post(BODY("\"thread\":{\"type\":\"create\"}"));
+    cr_assert(!admit(e));
+    cr_expect_eq(e->status, 400);
+    json_t *json = answer_json(e);
+    cr_expect_str_eq(text_at(json, "error.type"), "invalid_request_error");
+    cr_expect_str_eq(text_at(json, "error.details.error_code"), "thread_unsupported_request");
+    cr_expect_str_eq(text_at(json, "error.details.unsupported.0"), "thread");
+    json_decref(json);
+    free_exchange(e);
+    run(BODY("\"thread\":null"));
 }
 
 Test(messages, statuses_are_the_dialects_own)
