@@ -94,5 +94,18 @@ await check('anthropic: pings keep a silent stream alive, and its events stay in
   const rest = events.filter((e) => e !== 'ping');
   assert.deepEqual([rest[0], rest[1], ...rest.slice(-3)], ['message_start', 'content_block_start', 'content_block_stop', 'message_delta', 'message_stop']);
 });
+
+await check('anthropic: two requests under one session header stream side by side', async () => {
+  const began = performance.now(), headers = { 'x-claude-code-session-id': word() };
+  const times = await Promise.all([0, 1].map(async () => {
+    const stream = new Anthropic({ ...options, baseURL: slow.url }).messages.stream({ model: 'nano', max_tokens: 12, messages: [{ role: 'user', content: `hello, ${word()}!` }] }, { headers });
+    let first;
+    for await (const event of stream) if (event.type === 'content_block_delta') first ??= performance.now() - began;
+    return { first, end: performance.now() - began };
+  }));
+  const lastFirst = Math.max(...times.map((t) => t.first)), firstEnd = Math.min(...times.map((t) => t.end));
+  assert.ok(lastFirst < firstEnd, `both have begun before either ends: ${JSON.stringify(times)}`);
+  assert.ok(Math.abs(times[0].first - times[1].first) < 0.5 * lastFirst, `both began at about the same time: ${JSON.stringify(times)}`);
+});
 await slow.stop();
 finish();
