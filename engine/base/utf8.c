@@ -1,5 +1,7 @@
 #include "engine/base/utf8.h"
 
+#include <string.h>
+
 static size_t expected(unsigned char lead)
 {
     if (lead < 0x80)
@@ -55,6 +57,15 @@ size_t base_utf8_char(const char *text, size_t length, uint32_t *codepoint)
 bool base_utf8_valid(const char *text, size_t length)
 {
     for (size_t i = 0; i < length;) {
+        uint64_t word;
+        /* Bodies are ASCII for the most part: eight bytes at a time. */
+        if (i + sizeof word <= length) {
+            memcpy(&word, text + i, sizeof word);
+            if ((word & 0x8080808080808080u) == 0) {
+                i += sizeof word;
+                continue;
+            }
+        }
         size_t n = base_utf8_char(text + i, length - i, NULL);
         if (n == 0)
             return false;

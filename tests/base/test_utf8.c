@@ -142,3 +142,19 @@ Test(base_utf8, a_text_is_valid_if_each_character_is)
     }
     cr_assert(base_utf8_valid("", 0));
 }
+
+/* Wherever it stands, beside the eight bytes that are looked at together. */
+Test(base_utf8, one_wrong_byte_anywhere_is_found)
+{
+    char text[33];
+    for (size_t length = 1; length <= 32; length++)
+        for (size_t at = 0; at < length; at++) {
+            memset(text, 'a', sizeof text);
+            cr_assert(base_utf8_valid(text, length));
+            text[at] = (char)0xC3; /* begins a character of two */
+            cr_assert_not(base_utf8_valid(text, length), "byte %zu of %zu", at, length);
+            text[at + 1] = (char)0xA9;
+            cr_assert_eq(base_utf8_valid(text, length), at + 1 < length, "byte %zu of %zu", at,
+                         length);
+        }
+}
