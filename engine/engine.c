@@ -116,9 +116,12 @@ static base_code sequence_create(eng_sequence **out, eng_engine *engine, const e
     bool memory = seq->output != NULL && seq->pages != NULL &&
                   (seq->logprobs != NULL || !request->sampling.logprobs) &&
                   make_counts(engine, seq);
-    bool forces =
-        request->tool_choice == ENG_TOOL_REQUIRED || request->tool_choice == ENG_TOOL_NAMED;
-    if (memory && (forces || request->call_max > 0))
+    /* A grammar opens and closes calls by itself. */
+    bool held = request->grammar != NULL;
+    bool forces = !held && (request->tool_choice == ENG_TOOL_REQUIRED ||
+                            request->tool_choice == ENG_TOOL_NAMED);
+    bool closes = !held && request->call_max > 0;
+    if (memory && (forces || closes))
         memory = (seq->arena = base_arena_create(1024, (size_t)1 << 20)) != NULL;
     if (!memory) {
         eng__sequence_destroy(seq);
@@ -144,7 +147,7 @@ static base_code sequence_create(eng_sequence **out, eng_engine *engine, const e
     if (code == BASE_OK && forces)
         code =
             eng_codec_force(engine->codec, &seq->force, &seq->force_count, name, seq->arena, err);
-    if (code == BASE_OK && request->call_max > 0)
+    if (code == BASE_OK && closes)
         code =
             eng_codec_force_close(engine->codec, &seq->close, &seq->close_count, seq->arena, err);
     if (code != BASE_OK) {

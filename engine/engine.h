@@ -104,6 +104,14 @@ bool eng_run_seen(const eng_engine *engine, uint32_t *seen, eng_text *rest, cons
 
 /* ---- structured output ---- */
 
+typedef enum eng_tool_choice {
+    ENG_TOOL_AUTO,
+    ENG_TOOL_NONE, /* the token that opens a call block is banned; the prompt keeps its tools, so
+                      its cache stays */
+    ENG_TOOL_REQUIRED, /* visible output is calls */
+    ENG_TOOL_NAMED,    /* and of tool_name alone */
+} eng_tool_choice;
+
 typedef struct eng_grammar eng_grammar; /* compiled, immutable, counted by references */
 
 typedef enum eng_format_kind {
@@ -123,11 +131,26 @@ typedef struct eng_format {
     uint32_t choice_count;
 } eng_format;
 
-/* Compiles what visible text must look like. NULL in `out` for ENG_FORMAT_TEXT. BASE_UNSUPPORTED: a
- * keyword that cannot be enforced; the text names it and err->param is the JSON pointer of its
- * schema. BASE_INVALID: not of its kind, or it admits nothing. BASE_TOO_LONG: a limit of compiling.
- * Thread: any. */
-base_code eng_format_compile(eng_grammar **out, const eng_format *format, base_err *err);
+/* What the visible output of a turn may be. */
+typedef struct eng_output {
+    eng_format format;     /* of text that is no call */
+    const eng_text *tools; /* as in eng_chat */
+    uint32_t tool_count;
+    const bool *strict;  /* [tool_count] arguments follow the tool's schema; NULL: none has to */
+    const bool *allowed; /* [tool_count] may be called; NULL: all */
+    eng_tool_choice tool_choice; /* REQUIRED, NAMED: calls alone */
+    eng_text tool_name;
+    uint32_t call_max; /* 0: no bound */
+} eng_output;
+
+/* Compiles it; NULL in `out` if nothing is asked for that free output would not give. Where calls
+ * are held to a schema although no one said strict (a tool that is required or named), a schema
+ * that cannot be enforced leaves the arguments free. BASE_UNSUPPORTED: a keyword that cannot be
+ * enforced; the text names it, err->param is the JSON pointer of its schema, and `tool`, if not
+ * NULL, says whose (UINT32_MAX: the format's). BASE_INVALID: not of its kind, or it admits nothing.
+ * BASE_TOO_LONG: a limit of compiling. Thread: any. */
+base_code eng_output_compile(eng_grammar **out, const eng_output *output, uint32_t *tool,
+                             base_err *err);
 void eng_grammar_unref(eng_grammar *grammar); /* NULL is fine */
 
 /* ---- requests ---- */
@@ -165,14 +188,6 @@ typedef enum eng_parse {
     ENG_PARSE_RAW,  /* all text as ENG_PART_TEXT */
     ENG_PARSE_CHAT, /* reasoning, text and calls apart */
 } eng_parse;
-
-typedef enum eng_tool_choice {
-    ENG_TOOL_AUTO,
-    ENG_TOOL_NONE, /* the token that opens a call block is banned; the prompt keeps its tools, so
-                      its cache stays */
-    ENG_TOOL_REQUIRED, /* the opening of a call is forced after reasoning */
-    ENG_TOOL_NAMED,    /* the same up to and including tool_name */
-} eng_tool_choice;
 
 typedef struct eng_request {
     uint64_t id; /* caller's, unique while it runs */
@@ -343,7 +358,8 @@ uint32_t eng_peek_cached(eng_engine *engine, uint64_t space, const int32_t *toke
 /* The next three wait for a step's border. Thread: any but the engine's and those that must not
  * block; nothing happens once the engine is stopping. */
 
-/* Keeps what is cached of these tokens in memory for so long from now; the longest pin wins. */
+/* Keeps what is cached of these tokens in memory for so long from now; the longest pin wins, and 0
+ * ends them all. */
 void eng_pin(eng_engine *engine, uint64_t space, const int32_t *tokens, uint32_t count,
              uint64_t seconds);
 /* Removes the rows at and past `kept` on the path of tokens[0..count), with all that follows its

@@ -426,11 +426,10 @@ static void check_left(gbnf *p)
                     (int)p->rules[i].name.length, p->rules[i].name.data);
 }
 
-static uint32_t gbnf_body(gr_compile *c, void *context)
+uint32_t gr_gbnf_rule(gr_compile *c, gr_text text)
 {
-    const gr_text *source = context;
     gbnf *p = gr_alloc(c, 1, sizeof *p);
-    *p = (gbnf){.c = c, .text = source->data, .length = source->length};
+    *p = (gbnf){.c = c, .text = text.data, .length = text.length};
     if (memchr(p->text, '\0', p->length) != NULL)
         wrong(p, "a NUL byte");
     p->rules = gr_alloc(c, RULES_MAX, sizeof *p->rules);
@@ -457,6 +456,11 @@ static uint32_t gbnf_body(gr_compile *c, void *context)
                     (int)p->rules[i].name.length, p->rules[i].name.data);
     check_left(p);
     return root->id;
+}
+
+static uint32_t gbnf_body(gr_compile *c, void *context)
+{
+    return gr_gbnf_rule(c, *(const gr_text *)context);
 }
 
 base_code eng_grammar_gbnf(eng_grammar **out, const char *text, size_t length,

@@ -190,6 +190,15 @@ gr_dfa *gr_dfa_walk(gr_compile *c, const gr_walk *walk, uint64_t start);
  * escaped is escaped, in its short form or as \u00xx), then go on at `next`. */
 uint32_t gr_dfa_lower(gr_compile *c, const gr_dfa *dfa, bool json, uint32_t next);
 
+/* As UTF-8, while a length guard of the rule's frame counts the characters. All states accept. */
+uint32_t gr_dfa_lower_counted(gr_compile *c, const gr_dfa *dfa, uint32_t guard, uint32_t next);
+
+/* The rule of a source: what the compilers of grammar.h compile by themselves. */
+uint32_t gr_schema_rule(gr_compile *c, gr_text text);
+uint32_t gr_gbnf_rule(gr_compile *c, gr_text text);
+uint32_t gr_regex_rule(gr_compile *c, gr_text text);
+uint32_t gr_choice_rule(gr_compile *c, const gr_text *texts, size_t count);
+
 /* Makes `node` read one character as a JSON string may spell it, to `to`. */
 void gr_string_char(gr_compile *c, uint32_t node, uint32_t to, uint32_t quote_to);
 

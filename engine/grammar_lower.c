@@ -59,8 +59,8 @@ static uint32_t lower_string(schema *s, const bundle *b)
 {
     gr_compile *c = s->c;
     uint32_t end;
-    if (b->string != NULL) {
-        gr_dfa *set = b->string;
+    if (b->string != NULL || s->barred != NULL) {
+        gr_dfa *set = gr_dfa_and(s, b->string, s->barred);
         if (b->length_min > 0 || b->length_max != GR_INFINITE)
             set = gr_dfa_and(s, set, gr_dfa_length(c, b->length_min, b->length_max));
         end = gr_literal(c, "\"", 1, s->ret);
@@ -138,7 +138,7 @@ static uint32_t lower_object(schema *s, const object *o)
     for (uint32_t i = 0; i < o->class_count; i++) {
         if (o->classes[i].value->never)
             continue;
-        gr_dfa *set = o->classes[i].set;
+        gr_dfa *set = gr_dfa_and(s, o->classes[i].set, s->barred);
         if (others != NULL)
             set = gr_dfa_op(c, set == NULL ? gr_dfa_all(c) : set, others, GR_MINUS);
         if (set != NULL && set->count == 0)
@@ -320,6 +320,13 @@ static void lower_term(schema *s, term *t)
         more[count++] = gr_literal(c, "false", 5, s->ret);
     uint32_t start = gr_fork_add(c, more, count);
     c->g->rules.data[t->rule - 1].start = start;
+}
+
+uint32_t gr_lower_bundle(schema *s, const bundle *b, const dom *at)
+{
+    if (b->types & T_OBJECT)
+        return lower_object(s, b->object == NULL ? gr_object_any(s) : b->object);
+    return lower_array(s, b->array == NULL ? gr_array_any(s) : b->array, at);
 }
 
 void gr_lower_queue(schema *s)

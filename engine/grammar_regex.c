@@ -1242,6 +1242,27 @@ uint32_t gr_dfa_lower(gr_compile *c, const gr_dfa *dfa, bool json, uint32_t next
     return l.entry[0];
 }
 
+uint32_t gr_dfa_lower_counted(gr_compile *c, const gr_dfa *dfa, uint32_t guard, uint32_t next)
+{
+    lowering l = {.c = c, .dfa = dfa};
+    if (dfa->count == 0)
+        return GR_NONE;
+    l.entry = gr_alloc(c, dfa->count, sizeof *l.entry);
+    l.tails = gr_alloc(c, dfa->count, sizeof *l.tails);
+    uint32_t *nodes = gr_alloc(c, dfa->count, sizeof *nodes);
+    uint32_t end = gr_node_add(c, GR_STRING_END, guard, 0, next);
+    for (uint32_t s = dfa->count; s-- > 0;) {
+        nodes[s] = gr_node_add(c, GR_BYTES, 0, 0, 0);
+        uint32_t more = gr_node_add(c, GR_CHAR, guard, 0, nodes[s]);
+        l.entry[s] = dfa->accept[s] ? gr_fork_add(c, (uint32_t[]){more, end}, 2) : more;
+    }
+    for (uint32_t s = dfa->count; s-- > 0;) {
+        lower_state(&l, s, nodes[s], false);
+        c->g->nodes.data[nodes[s]].c = guard + 1;
+    }
+    return l.entry[0];
+}
+
 void gr_string_char(gr_compile *c, uint32_t node, uint32_t to, uint32_t quote_to)
 {
     gr_edge edges[32], hexes[3], parts[8];
@@ -1282,44 +1303,53 @@ void gr_string_char(gr_compile *c, uint32_t node, uint32_t to, uint32_t quote_to
 
 /* ---- entry points ---- */
 
-typedef struct sources {
-    const char *const *texts;
-    const size_t *lengths;
-    size_t count;
-} sources;
-
-static uint32_t regex_body(gr_compile *c, void *context)
+uint32_t gr_regex_rule(gr_compile *c, gr_text text)
 {
-    const sources *s = context;
-    gr_dfa *dfa = gr_dfa_regex(c, s->texts[0], s->lengths[0], true, "regex", "regex");
+    gr_dfa *dfa = gr_dfa_regex(c, text.data, text.length, true, "regex", "regex");
     uint32_t rule = gr_rule_add(c), end = gr_node_add(c, GR_RETURN, 0, 0, 0);
     uint32_t start = gr_dfa_lower(c, dfa, false, end);
     c->g->rules.data[rule].start = start;
     return rule;
 }
 
-static uint32_t choice_body(gr_compile *c, void *context)
+uint32_t gr_choice_rule(gr_compile *c, const gr_text *texts, size_t count)
 {
-    const sources *s = context;
-    gr_text *texts = gr_alloc(c, s->count, sizeof *texts);
-    for (size_t i = 0; i < s->count; i++)
-        texts[i] = (gr_text){s->texts[i], s->lengths[i]};
     uint32_t rule = gr_rule_add(c), end = gr_node_add(c, GR_RETURN, 0, 0, 0);
-    uint32_t start = gr_dfa_lower(c, gr_dfa_texts(c, texts, s->count), false, end);
+    uint32_t start = gr_dfa_lower(c, gr_dfa_texts(c, texts, count), false, end);
     c->g->rules.data[rule].start = start;
     return rule;
+}
+
+static uint32_t regex_body(gr_compile *c, void *context)
+{
+    return gr_regex_rule(c, *(const gr_text *)context);
+}
+
+typedef struct choices {
+    const char *const *texts;
+    const size_t *lengths;
+    size_t count;
+} choices;
+
+static uint32_t choice_body(gr_compile *c, void *context)
+{
+    const choices *from = context;
+    gr_text *texts = gr_alloc(c, from->count, sizeof *texts);
+    for (size_t i = 0; i < from->count; i++)
+        texts[i] = (gr_text){from->texts[i], from->lengths[i]};
+    return gr_choice_rule(c, texts, from->count);
 }
 
 base_code eng_grammar_regex(eng_grammar **out, const char *text, size_t length,
                             const eng_grammar_options *options, base_err *err)
 {
-    sources s = {&text, &length, 1};
-    return gr_compile_run(out, regex_body, &s, options, err);
+    gr_text source = {text, length};
+    return gr_compile_run(out, regex_body, &source, options, err);
 }
 
 base_code eng_grammar_choice(eng_grammar **out, const char *const *texts, const size_t *lengths,
                              size_t count, const eng_grammar_options *options, base_err *err)
 {
-    sources s = {texts, lengths, count};
-    return gr_compile_run(out, choice_body, &s, options, err);
+    choices from = {texts, lengths, count};
+    return gr_compile_run(out, choice_body, &from, options, err);
 }

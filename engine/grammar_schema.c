@@ -1542,13 +1542,17 @@ schema *gr_schema_begin(gr_compile *c, const char *text, size_t length)
     return s;
 }
 
-static uint32_t schema_body(gr_compile *c, void *context)
+uint32_t gr_schema_rule(gr_compile *c, gr_text text)
 {
-    const gr_text *text = context;
-    schema *s = gr_schema_begin(c, text->data, text->length);
+    schema *s = gr_schema_begin(c, text.data, text.length);
     uint32_t root = gr_rule_of(s, gr_term_lit(s, s->root, L_SCHEMA));
     gr_lower_queue(s);
     return root;
+}
+
+static uint32_t schema_body(gr_compile *c, void *context)
+{
+    return gr_schema_rule(c, *(const gr_text *)context);
 }
 
 base_code eng_grammar_schema(eng_grammar **out, const char *text, size_t length,

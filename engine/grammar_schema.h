@@ -100,6 +100,7 @@ typedef struct schema {
     gr_dfa *plain_number, *plain_integer, *number, *integer; /* made when asked for */
     gr_dfa *canonical_number, *canonical_integer;
     uint32_t ret;
+    gr_dfa *barred; /* texts that strings are held to beside their schema; NULL: all */
 } schema;
 
 /* Reads the text; its terms are lowered by whoever began it. */
@@ -124,6 +125,8 @@ gr_dfa *gr_pattern(schema *s, gr_dfa **kept, const char *text);
 
 uint32_t gr_rule_of(schema *s, term *t); /* its rule, lowered later */
 void gr_lower_queue(schema *s);          /* lowers what was asked for */
+/* One alternative, up to s->ret. */
+uint32_t gr_lower_bundle(schema *s, const bundle *b, const dom *at);
 uint32_t gr_lower_number(schema *s, const bundle *b);
 
 static inline uint32_t gr_least(uint32_t a, uint32_t b)

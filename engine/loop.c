@@ -313,7 +313,7 @@ static bool take_token(eng_engine *engine, eng_sequence *seq, int32_t token)
     }
     push_token(engine, seq, token);
     follow_grammar(seq, token);
-    if (!seq->finished && seq->request.call_max > 0 &&
+    if (!seq->finished && seq->close_count > 0 &&
         eng_decoder_calls(seq->decoder) >= seq->request.call_max) {
         append_forced(engine, seq, seq->close, seq->close_count);
     }

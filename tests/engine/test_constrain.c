@@ -19,8 +19,8 @@ static eng_grammar *compile(eng_format_kind kind, const char *text)
 {
     base_err err = BASE_ERR_INIT;
     eng_grammar *grammar = NULL;
-    eng_format format = {.kind = kind, .text = {text, strlen(text)}};
-    cr_assert_eq(eng_format_compile(&grammar, &format, &err), BASE_OK, "%s", err.text);
+    eng_output output = {.format = {.kind = kind, .text = {text, strlen(text)}}};
+    cr_assert_eq(eng_output_compile(&grammar, &output, NULL, &err), BASE_OK, "%s", err.text);
     return grammar;
 }
 
@@ -100,10 +100,11 @@ Test(constrain, what_has_one_way_on_is_not_asked_for)
     eng_engine *engine = start(&opts);
     static const char WORDS[] = "the only text there is, word for word";
     eng_text choice = {WORDS, strlen(WORDS)};
-    eng_format format = {.kind = ENG_FORMAT_CHOICE, .choices = &choice, .choice_count = 1};
+    eng_output output = {
+        .format = {.kind = ENG_FORMAT_CHOICE, .choices = &choice, .choice_count = 1}};
     base_err err = BASE_ERR_INIT;
     eng_grammar *grammar = NULL;
-    cr_assert_eq(eng_format_compile(&grammar, &format, &err), BASE_OK, "%s", err.text);
+    cr_assert_eq(eng_output_compile(&grammar, &output, NULL, &err), BASE_OK, "%s", err.text);
     int32_t prompt[8];
     make_prompt(prompt, 8, 9);
     result r;
@@ -203,4 +204,175 @@ Test(constrain, the_grammar_begins_behind_reasoning, .timeout = 300)
     base_arena_destroy(arena);
     check_clean(engine);
     eng_destroy(engine);
+}
+
+/* ---- calls ---- */
+
+#define CALLS_MAX 16
+
+typedef struct calls {
+    result r; /* first: what the rig's sink fills in */
+    uint32_t count, whole;
+    base_err err;
+    char name[CALLS_MAX][64];
+    char arguments[CALLS_MAX][4096];
+} calls;
+
+/* The rig's sink, and calls apart. Free text must not surround calls that were demanded. */
+static void on_call_event(void *ctx, const eng_event *event)
+{
+    calls *c = event->user;
+    pthread_mutex_lock(&lock);
+    for (uint32_t i = 0; i < event->part_count; i++) {
+        const eng_part *part = &event->parts[i];
+        if (part->kind == ENG_PART_CALL_BEGIN && c->count < CALLS_MAX)
+            snprintf(c->name[c->count++], 64, "%.*s", (int)part->length, part->text);
+        if (part->kind == ENG_PART_CALL_ARGS && part->call < CALLS_MAX) {
+            char *to = c->arguments[part->call];
+            size_t at = strlen(to);
+            cr_assert_lt(at + part->length, sizeof c->arguments[0]);
+            memcpy(to + at, part->text, part->length);
+            to[at + part->length] = 0;
+        }
+        if (part->kind == ENG_PART_CALL_END)
+            c->whole++;
+    }
+    c->err = event->err;
+    pthread_mutex_unlock(&lock);
+    on_event(ctx, event);
+}
+
+static const char *const TOOLS[] = {
+    "{\"name\":\"send\",\"parameters\":{\"type\":\"object\",\"additionalProperties\":false,"
+    "\"required\":[\"to\",\"body\",\"urgent\"],\"properties\":{"
+    "\"to\":{\"type\":\"array\",\"items\":{\"type\":\"string\",\"maxLength\":6},\"minItems\":1,"
+    "\"maxItems\":3},"
+    "\"body\":{\"type\":\"object\",\"additionalProperties\":false,\"required\":[\"subject\"],"
+    "\"properties\":{\"subject\":{\"type\":\"string\",\"enum\":[\"a b\",\"c\"]},"
+    "\"size\":{\"type\":[\"integer\",\"null\"],\"minimum\":5,\"maximum\":9}}},"
+    "\"urgent\":{\"type\":\"boolean\"}}}}",
+    "{\"name\":\"pick\",\"parameters\":{\"type\":\"object\",\"additionalProperties\":false,"
+    "\"required\":[\"what\",\"map\"],\"properties\":{"
+    "\"what\":{\"type\":[\"string\",\"integer\"],\"minimum\":100,\"maximum\":200,"
+    "\"maxLength\":4},"
+    "\"map\":{\"type\":\"object\",\"additionalProperties\":{\"type\":\"boolean\"},"
+    "\"maxProperties\":2}}}}",
+};
+
+static void check_send(const json_t *a)
+{
+    const json_t *to = json_object_get(a, "to"), *body = json_object_get(a, "body");
+    cr_assert(json_is_array(to) && json_array_size(to) >= 1 && json_array_size(to) <= 3);
+    for (size_t i = 0; i < json_array_size(to); i++)
+        cr_assert(json_is_string(json_array_get(to, i)));
+    cr_assert(json_is_object(body));
+    const char *subject = json_string_value(json_object_get(body, "subject"));
+    cr_assert(subject != NULL && (strcmp(subject, "a b") == 0 || strcmp(subject, "c") == 0));
+    const json_t *size = json_object_get(body, "size");
+    cr_assert(
+        size == NULL || json_is_null(size) ||
+        (json_is_integer(size) && json_integer_value(size) >= 5 && json_integer_value(size) <= 9));
+    cr_assert(json_is_boolean(json_object_get(a, "urgent")));
+    cr_assert_eq(json_object_size(a), 3);
+}
+
+static void check_pick(const json_t *a)
+{
+    const json_t *what = json_object_get(a, "what"), *map = json_object_get(a, "map");
+    const char *key;
+    json_t *value;
+    cr_assert(json_is_string(what) || (json_is_integer(what) && json_integer_value(what) >= 100 &&
+                                       json_integer_value(what) <= 200));
+    cr_assert(json_is_object(map) && json_object_size(map) <= 2);
+    json_object_foreach((json_t *)map, key, value)
+    {
+        cr_assert(json_is_boolean(value));
+    }
+    cr_assert_eq(json_object_size(a), 2);
+}
+
+static void check_calls(const calls *c)
+{
+    cr_assert_gt(c->count, 0);
+    cr_assert_eq(c->whole, c->count);
+    for (uint32_t i = 0; i < c->count; i++) {
+        json_error_t error;
+        json_t *a = json_loads(c->arguments[i], JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+        cr_assert(json_is_object(a), "%s: %s", error.text, c->arguments[i]);
+        if (strcmp(c->name[i], "send") == 0)
+            check_send(a);
+        else {
+            cr_assert_str_eq(c->name[i], "pick");
+            check_pick(a);
+        }
+        json_decref(a);
+    }
+}
+
+/* Models that know nothing, at a high temperature: what comes out right is the grammar's work. */
+static void sample_calls(const char *model, int32_t draft_tokens, eng_tool_choice choice,
+                         uint32_t call_max, uint32_t rounds)
+{
+    if (model == NULL || access(NANO "/model.safetensors", R_OK) != 0)
+        cr_skip_test("config/models/nano has no weights");
+    base_err err = BASE_ERR_INIT;
+    eng_options opts = options();
+    opts.model = model;
+    opts.draft_tokens = draft_tokens;
+    opts.sink.event = on_call_event;
+    eng_engine *engine = start(&opts);
+    eng_text tools[] = {{TOOLS[0], strlen(TOOLS[0])}, {TOOLS[1], strlen(TOOLS[1])}};
+    bool strict[] = {true, true};
+    eng_output output = {.tools = tools,
+                         .tool_count = 2,
+                         .strict = strict,
+                         .tool_choice = choice,
+                         .tool_name = {"pick", 4},
+                         .call_max = call_max};
+    eng_grammar *grammar = NULL;
+    cr_assert_eq(eng_output_compile(&grammar, &output, NULL, &err), BASE_OK, "%s", err.text);
+    int32_t prompt[40];
+    make_prompt(prompt, 40, 5);
+    calls *all = calloc(rounds, sizeof *all);
+    for (uint32_t i = 0; i < rounds; i++) {
+        eng_request req = held(prompt, 40, grammar, i, &all[i].r);
+        req.parse = ENG_PARSE_CHAT;
+        req.thinking = ENG_THINK_DISABLED;
+        req.tools = tools;
+        req.tool_count = 2;
+        submit(engine, &req);
+        wait_done(&all[i].r, 1);
+    }
+    uint32_t whole = 0;
+    for (uint32_t i = 0; i < rounds; i++) {
+        if (all[i].r.finish == ENG_FINISH_LENGTH) /* a list without end, many calls */
+            continue;
+        cr_assert_eq(all[i].r.finish, ENG_FINISH_CALLS, "finish %d, %s: %.*s", all[i].r.finish,
+                     all[i].err.text, (int)all[i].r.text_length, all[i].r.text);
+        check_calls(&all[i]);
+        cr_assert(call_max == 0 || all[i].count <= call_max);
+        for (uint32_t k = 0; choice == ENG_TOOL_NAMED && k < all[i].count; k++)
+            cr_assert_str_eq(all[i].name[k], "pick");
+        whole++;
+    }
+    cr_assert_gt(whole, rounds / 4, "%u of %u ended", whole, rounds);
+    free(all);
+    eng_grammar_unref(grammar);
+    check_clean(engine);
+    eng_destroy(engine);
+}
+
+Test(constrain, calls_are_what_their_schemas_say, .timeout = 300)
+{
+    sample_calls(MODEL, 0, ENG_TOOL_REQUIRED, 1, 100);
+}
+
+Test(constrain, a_named_tool_alone_is_called, .timeout = 300)
+{
+    sample_calls(NANO, 7, ENG_TOOL_NAMED, 0, 30);
+}
+
+Test(constrain, calls_of_the_bundled_model, .timeout = 300)
+{
+    sample_calls(NANO, 7, ENG_TOOL_REQUIRED, 1, 60);
 }
