@@ -5,6 +5,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/num.h"
+#include "gateway/ledger_stream.h"
 
 #define CHAIN_MAX 100000 /* turns of one prompt, against a loop in a damaged file */
 
@@ -249,5 +250,8 @@ base_code gw_ledger_items(gw_ledger *ledger, char ***out, uint32_t *count, int64
                      : !node ? base_fail(err, BASE_NOT_FOUND, "there is no such turn")
                              : read_items(c, out, count, node, arena, err);
     gw_reader_give(ledger, c);
+    gw_stream_row stream = {0};
+    if (!code && *count && !gw_stream_read(ledger, &stream, tenant, turn, arena, NULL))
+        (*out)[*count - 1] = gw_item_with_calls((*out)[*count - 1], stream.told, arena);
     return code;
 }

@@ -1,12 +1,12 @@
 /* Native sessions: see ledger_session.h. */
 #include "gateway/ledger_session.h"
 
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/base/num.h"
 #include "gateway/ledger_internal.h"
+#include "gateway/ledger_stream.h"
 
 #define PATH_MAX_TURNS 100000 /* against a loop in a damaged file */
 
@@ -401,25 +401,6 @@ static base_code read_items(gw_db *c, gw_path_turn *out, int64_t node, int64_t a
     return BASE_OK;
 }
 
-/* Turns that said the same in the same place share the item, but each made calls of its own: their
- * ids are in what the turn told. */
-static char *with_own_calls(char *item, const char *text_told, base_arena *arena)
-{
-    json_t *told = text_told ? json_loads(text_told, 0, NULL) : NULL;
-    json_t *ids = json_object_get(told, "calls");
-    json_t *tree = json_array_size(ids) ? json_loads(item, JSON_ALLOW_NUL, NULL) : NULL;
-    json_t *calls = json_object_get(tree, "tool_calls");
-    for (size_t i = 0; i < json_array_size(calls) && i < json_array_size(ids); i++)
-        json_object_set(json_array_get(calls, i), "id", json_array_get(ids, i));
-    char *text = tree ? json_dumps(tree, JSON_COMPACT) : NULL;
-    if (text)
-        item = base_arena_copy(arena, text, strlen(text));
-    free(text);
-    json_decref(tree);
-    json_decref(told);
-    return item;
-}
-
 /* A row of GW_SQL_NATIVE_TURN. */
 static base_code read_path_turn(gw_db *c, gw_path_turn *out, int64_t row, const char *template_id,
                                 base_arena *arena, base_err *err)
@@ -462,7 +443,7 @@ static base_code read_path_turn(gw_db *c, gw_path_turn *out, int64_t row, const 
     base_code code = read_items(c, out, node, above, arena, err);
     char **last = !code && out->item_count ? &out->items[out->item_count - 1] : NULL;
     if (last && out->answered)
-        *last = with_own_calls(*last, told, arena);
+        *last = gw_item_with_calls(*last, told, arena);
     return code ? code : !last || *last ? BASE_OK : no_memory(err);
 }
 
@@ -597,7 +578,7 @@ static base_code read_head(gw_db *c, gw_head *out, int64_t tenant, const gw_sess
         return gw_db_error(c, err, "cannot read an answer");
     sqlite3_bind_int64(s, 1, node);
     if (sqlite3_step(s) == SQLITE_ROW)
-        out->answer = with_own_calls((char *)column_copy(s, 0, arena), told, arena);
+        out->answer = gw_item_with_calls((char *)column_copy(s, 0, arena), told, arena);
     sqlite3_reset(s);
     gw_turn_row tokens = {0};
     code = gw_turn_tokens(c, &tokens, row, arena, err);

@@ -1,6 +1,8 @@
 /* See ledger_stream.h. Statements are made for each call: one or two in a response's life. */
 #include "gateway/ledger_stream.h"
 
+#include <jansson.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "gateway/ledger_internal.h"
@@ -160,4 +162,21 @@ base_code gw_stream_forget(gw_ledger *ledger, int64_t tenant, const char *turn, 
     if (!code)
         gw_ledger_purge(ledger);
     return code;
+}
+
+char *gw_item_with_calls(char *item, const char *text_told, base_arena *arena)
+{
+    json_t *told = text_told ? json_loads(text_told, 0, NULL) : NULL;
+    json_t *ids = json_object_get(told, "calls");
+    json_t *tree = json_array_size(ids) ? json_loads(item, JSON_ALLOW_NUL, NULL) : NULL;
+    json_t *calls = json_object_get(tree, "tool_calls");
+    for (size_t i = 0; i < json_array_size(calls) && i < json_array_size(ids); i++)
+        json_object_set(json_array_get(calls, i), "id", json_array_get(ids, i));
+    char *text = tree ? json_dumps(tree, JSON_COMPACT) : NULL;
+    if (text)
+        item = base_arena_copy(arena, text, strlen(text));
+    free(text);
+    json_decref(tree);
+    json_decref(told);
+    return item;
 }
