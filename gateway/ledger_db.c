@@ -100,7 +100,7 @@ static const char *const sql_text[GW_SQL_COUNT] = {
     [GW_SQL_ITEM_UP] =
         "SELECT n.parent, i.kind, i.data, i.sum FROM nodes n JOIN items i ON i.id=n.item WHERE "
         "n.id=?1",
-    [GW_SQL_TURN_FORGET] = "UPDATE turns SET echo=NULL, sum=NULL, retention=1, expires_ms=?4 WHERE "
+    [GW_SQL_TURN_FORGET] = "UPDATE turns SET echo=NULL, sum=NULL, retention=1, expires_ms=0 WHERE "
                            "public_key=?1 AND public=?2 AND tenant=?3 AND echo IS NOT NULL "
                            "RETURNING id",
     /* The salt is the group's where tenants share pages. */
@@ -120,7 +120,8 @@ static const char *const sql_text[GW_SQL_COUNT] = {
                        "VALUES(?1, ?2, ?3, ?4, ?5, ?6)",
     [GW_SQL_KEY_REVOKE] = "UPDATE keys SET revoked_ms=?2 WHERE id=?1 AND revoked_ms IS NULL",
     [GW_SQL_SWEEP_LIST] =
-        "SELECT " GW_LEAVING_COLUMNS " FROM turns t WHERE t.expires_ms<=?1 ORDER BY t.expires_ms "
+        "SELECT " GW_LEAVING_COLUMNS
+        " FROM turns t WHERE t.expires_ms>0 AND t.expires_ms<=?1 ORDER BY t.expires_ms "
         "DESC, t.id DESC LIMIT ?2",
     /* What its children keep it for: NULL first means for good. */
     [GW_SQL_SWEEP_CHILDREN] =
@@ -133,6 +134,11 @@ static const char *const sql_text[GW_SQL_COUNT] = {
         " FROM d JOIN turns t ON t.id=d.id ORDER BY d.depth DESC",
     [GW_SQL_TURN_USED] = "SELECT 1 FROM turns WHERE parent=?1 UNION ALL SELECT 1 FROM sessions "
                          "WHERE kind=1 AND head=?1 LIMIT 1",
+    [GW_SQL_TURN_THERE] = "SELECT 1 FROM turns WHERE id=?1",
+    /* A deleted turn that nothing builds on any more. */
+    [GW_SQL_FORGOTTEN] = "SELECT " GW_LEAVING_COLUMNS
+                         " FROM turns t WHERE t.id=?1 AND t.expires_ms=0 AND NOT EXISTS (SELECT 1 "
+                         "FROM turns c WHERE c.parent=?1)",
     [GW_SQL_TURN_DELETE] = "DELETE FROM turns WHERE id=?1",
     [GW_SQL_NODE_USED] =
         "SELECT 1 FROM nodes WHERE parent=?1 UNION ALL SELECT 1 FROM turns WHERE node=?1 LIMIT 1",

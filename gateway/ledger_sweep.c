@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/base/num.h"
 
@@ -241,7 +240,7 @@ gw_deletion *gw_deletion_begin(gw_ledger *ledger, gw_db *c)
     return NULL;
 }
 
-static bool delete_turn(gw_deletion *d, const leaving *turn)
+static bool delete_one(gw_deletion *d, const leaving *turn)
 {
     path *p = d->ledger->options.erases ? note_path(d, turn) : NULL;
     int64_t node = turn->node;
@@ -252,6 +251,31 @@ static bool delete_turn(gw_deletion *d, const leaving *turn)
     if (p)
         p->node = node;
     d->turns++;
+    return true;
+}
+
+/* And the deleted ones above it that it alone kept. One that has left already is left alone. */
+static bool delete_turn(gw_deletion *d, const leaving *turn)
+{
+    leaving at = *turn;
+    bool there;
+    if (!used(d->c, GW_SQL_TURN_THERE, turn->id, &there))
+        return false;
+    while (there) {
+        if (!delete_one(d, &at))
+            return false;
+        sqlite3_stmt *s = gw_db_statement(d->c, GW_SQL_FORGOTTEN);
+        if (!s)
+            return false;
+        sqlite3_bind_int64(s, 1, at.parent);
+        int code = sqlite3_step(s);
+        there = code == SQLITE_ROW;
+        if (there)
+            at = column_leaving(s);
+        sqlite3_reset(s);
+        if (!there && code != SQLITE_DONE)
+            return false;
+    }
     return true;
 }
 
@@ -354,7 +378,7 @@ static bool sweep_turn(gw_deletion *d, const leaving *turn, int64_t now_ms)
     if (!s)
         return false;
     sqlite3_bind_int64(s, 1, turn->id);
-    /* Kept children: asked again, since they may be deleted. */
+    /* Kept children: asked again, since they may have left by then. */
     sqlite3_bind_int64(s, 2,
                        for_good ? now_ms + ASK_AGAIN_MS : (until > now_ms ? until : now_ms) + 1000);
     return gw_db_execute(s);
@@ -527,8 +551,6 @@ static base_code forget_body(gw_deletion *d, void *ctx)
     sqlite3_bind_int64(s, 1, gw_public_key(f->turn));
     gw_bind_text(s, 2, f->turn);
     sqlite3_bind_int64(s, 3, f->tenant);
-    /* Where a kept turn builds on it, the sweeper asks again. */
-    sqlite3_bind_int64(s, 4, base_wall_ms());
     int64_t turn;
     if (!gw_db_scalar(s, &turn))
         return BASE_IO;

@@ -127,9 +127,11 @@ Test(ledger_erase, a_deleted_turn_takes_the_cached_ones_along_and_not_the_kept)
     cr_assert_eq(count_rows("SELECT count(*) FROM turns"), 2,
                  "the second spells its prompt with it");
     cr_assert_eq(gw_ledger_forget(ledger, tenant, first->id.text, NULL), BASE_NOT_FOUND);
-    cr_assert_eq(gw_ledger_forget(ledger, tenant, second->id.text, NULL), BASE_OK);
     gw_ledger_sweep(ledger, base_wall_ms() + 7200000, NULL);
+    cr_assert(files_hold(directory, "zebra"));
+    cr_assert_eq(gw_ledger_forget(ledger, tenant, second->id.text, NULL), BASE_OK);
     cr_assert_eq(count_rows("SELECT count(*) FROM turns"), 0);
+    cr_assert_not(files_hold(directory, "zebra"));
     cr_assert(gw_ledger_check(ledger, NULL));
     gw_ledger_close(ledger);
 }
