@@ -712,6 +712,8 @@ int main(int argc, char **argv)
     if (bench_wanted("e.prefill"))
         bench_prefill();
     failed |= !bench_cache(read_gbs[0]);
+    failed |= !bench_store();
+    failed |= !bench_restart(opt.model, opt.threads);
     failed |= !bench_gateway();
     failed |= !bench_commit();
     if (bench_wanted("g.req") || bench_wanted("b.ready"))

@@ -39,5 +39,9 @@ bool bench_cache(double read_gbs);
 /* g.commit: the end of a turn in the ledger. False if a turn was not stored or the database is
  * wrong afterwards. */
 bool bench_commit(void);
+/* p.restart, p.itl: the disk tier under an engine. False if an answer differs. */
+bool bench_restart(const char *model, uint32_t threads);
 /* g.ledger: what the ledger costs a turn with a long history. False if a result was wrong. */
 bool bench_gateway(void);
+/* p.tier: a restore from the disk tier beside plain O_DIRECT reads. False if a result was wrong. */
+bool bench_store(void);
