@@ -1,16 +1,13 @@
-/* api_responses: see the header. Top: reading a body (worker). Bottom: writing events (loop).
+/* api_responses: see the header. Top: reading a body (worker). Bottom: answering (loop).
  *
- * Read and applied: model, input, previous_response_id, instructions, tools (functions),
- * tool_choice, parallel_tool_calls, stream, max_output_tokens, temperature, top_p and the engine's
- * own sampling fields, reasoning.effort and .summary, store, metadata, include
- * (reasoning.encrypted_content). Read for their type alone: user, safety_identifier, service_tier,
- * truncation, text.verbosity, prompt_cache_key (a session label at last), max_tool_calls. Tools of
- * other types than function are left out of the prompt: clients offer hosted ones unasked. Refused
- * by name: background, conversation, prompt, text.format other than text, logprobs, parts that are
- * not text.
- *
- * An output item is a run of parts of one kind. The item of a call is told to be done only when the
- * turn is committed, so that a client never acts on a call that the ledger does not know. */
+ * Read and applied: model, input, previous_response_id or conversation, instructions, tools
+ * (functions), tool_choice, parallel_tool_calls, stream, background, max_output_tokens,
+ * temperature, top_p and the engine's own sampling fields, top_logprobs, reasoning.effort and
+ * .summary, store, metadata, include (reasoning.encrypted_content, message.output_text.logprobs).
+ * Read for their type alone: user, safety_identifier, service_tier, truncation, text.verbosity,
+ * prompt_cache_key (a session label at last), max_tool_calls. Tools of other types than function
+ * are left out of the prompt: clients offer hosted ones unasked. Refused by name: prompt,
+ * text.format other than text, parts that are not text. */
 #include "gateway/api_responses.h"
 
 #include <stdio.h>
@@ -18,37 +15,40 @@
 #include <string.h>
 
 #include "engine/base/clock.h"
+#include "engine/base/log.h"
 #include "engine/base/json.h"
 #include "engine/base/num.h"
 #include "engine/base/utf8.h"
 #include "gateway/dialect.h"
+#include "gateway/ledger_conversation.h"
+#include "gateway/ledger_stream.h"
+#include "gateway/response_run.h"
+#include "gateway/response_store.h"
 #include "gateway/responses_item.h"
-#include "gateway/seal.h"
+
+#define FLUSH_MS 250 /* a running stream is written to the ledger so often, long ones less often   \
+                      */
 
 /* Hosted tools are left out: clients offer them unasked. */
 static const gw_tool_form tool_form = {.schema = "parameters"};
 
-#define TURN_DIGITS 5 /* where a turn's hex digits begin, behind "turn_" */
-
-/* One output item. `offset` into the turn's text of its kind. */
-typedef struct segment {
-    eng_part_kind kind; /* REASONING, TEXT or CALL_BEGIN */
-    uint32_t call;
-    uint32_t nth; /* of its kind */
-    size_t offset, length;
-} segment;
+typedef struct flush flush;
 
 typedef struct responses {
-    bool summary;   /* reasoning is given as a summary, which some clients show alone */
-    bool encrypted; /* a signature of the reasoning was asked for */
+    gw_response view;
     bool parallel;
-    char *echo; /* members of the response object that repeat the request */
+    const char *conversation; /* NULL: none */
+    char *echo;               /* members of the response object that repeat the request */
+    gw_item_list list;        /* the items, and which of them came with a sealed run */
     json_t *stored;
-    uint32_t sequence;
-    base_buf record; /* scratch */
-    segment *segments;
-    uint32_t count, capacity;
-    bool open; /* the last one is not closed */
+    gw_logprobs logprobs;
+    /* ---- the end; loop ---- */
+    gw_response_end end;
+    base_buf usage, sealed, told; /* texts that `end` and the commit point into */
+    gw_error_row row;
+    flush *flush; /* one at a time */
+    uint64_t flushed_ns;
+    uint32_t flushed_tokens;
 } responses;
 
 static responses *state(gw_turn *turn)
@@ -61,16 +61,6 @@ static responses *state(gw_turn *turn)
 static base_code not_offered(base_err *err, const char *param)
 {
     return base_fail_param(err, BASE_UNSUPPORTED, param, "%s is not offered yet", param);
-}
-
-/* "resp_" and a turn's digits. */
-static bool turn_of(gw_id *out, const char *response)
-{
-    if (strncmp(response, "resp_", 5) != 0 || strlen(response) != 29 ||
-        strspn(response + 5, "0123456789abcdef") != 24)
-        return false;
-    snprintf(out->text, sizeof out->text, "turn_%.24s", response + 5);
-    return true;
 }
 
 static base_code read_tool_choice(gw_turn *turn, base_err *err)
@@ -109,7 +99,7 @@ static base_code read_reasoning(gw_turn *turn, base_err *err)
         return BASE_OK;
     GW_TRY(gw_read_name(&effort, reasoning, "reasoning", "effort", GW_NAME_BYTES_MAX, err));
     GW_TRY(gw_read_name(&summary, reasoning, "reasoning", "summary", GW_NAME_BYTES_MAX, err));
-    state(turn)->summary = summary && strcmp(summary, "none") != 0;
+    state(turn)->view.summary = summary && strcmp(summary, "none") != 0;
     gw_set_effort_or_none(turn, effort);
     return BASE_OK;
 }
@@ -117,16 +107,8 @@ static base_code read_reasoning(gw_turn *turn, base_err *err)
 static base_code read_refused(gw_turn *turn, base_err *err)
 {
     const json_t *json = turn->json;
-    bool background = false;
-    GW_TRY(gw_read_bool(&background, NULL, json, "", "background", err));
-    if (background)
-        return not_offered(err, "background");
-    static const char *const members[] = {"conversation", "prompt"};
-    for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
-        const json_t *value = json_object_get(json, members[i]);
-        if (value && !json_is_null(value))
-            return not_offered(err, members[i]);
-    }
+    if (json_object_get(json, "prompt") && !json_is_null(json_object_get(json, "prompt")))
+        return not_offered(err, "prompt");
     json_t *text, *format;
     const char *type = NULL, *verbosity = NULL;
     GW_TRY(gw_read_object(&text, json, "", "text", err));
@@ -140,10 +122,46 @@ static base_code read_refused(gw_turn *turn, base_err *err)
                                    "text.format.type '%.*s' is not offered yet, only text is",
                                    gw_shown(type, 64), type);
     }
+    return BASE_OK;
+}
+
+static base_code read_logprobs(gw_turn *turn, base_err *err)
+{
+    eng_sampling *sampling = &turn->request.sampling;
     int64_t number = 0;
-    GW_TRY(gw_read_int(&number, NULL, json, "", "top_logprobs", 0, ENG_TOP_LOGPROBS_MAX, err));
-    if (number)
-        return not_offered(err, "top_logprobs");
+    GW_TRY(
+        gw_read_int(&number, NULL, turn->json, "", "top_logprobs", 0, ENG_TOP_LOGPROBS_MAX, err));
+    sampling->logprobs |= number > 0;
+    sampling->top_logprobs = (uint32_t)number;
+    if (!sampling->logprobs)
+        return BASE_OK;
+    responses *r = state(turn);
+    r->view.list = &r->logprobs;
+    r->logprobs.top = (uint32_t)number;
+    r->logprobs.keep = true;
+    turn->exact_steps = true;
+    return BASE_OK;
+}
+
+/* Turns on one conversation follow each other: its items are read when it is this one's turn. */
+static base_code read_conversation(gw_turn *turn, base_err *err)
+{
+    responses *r = state(turn);
+    const json_t *value = json_object_get(turn->json, "conversation");
+    if (json_is_object(value))
+        GW_TRY(gw_read_name(&r->conversation, value, "conversation", "id", GW_ID_MAX - 1, err));
+    else
+        GW_TRY(gw_read_name(&r->conversation, turn->json, "", "conversation", GW_ID_MAX - 1, err));
+    if (!r->conversation)
+        return json_is_object(value) ? gw_wrong_type("conversation", "id", "a string", NULL, err)
+                                     : BASE_OK;
+    const json_t *previous = json_object_get(turn->json, "previous_response_id");
+    if (previous && !json_is_null(previous))
+        return base_fail_param(err, BASE_INVALID, "conversation",
+                               "conversation and previous_response_id exclude each other");
+    turn->lock_id = r->conversation;
+    turn->lock_param = "conversation";
+    turn->retention = GW_RETAIN_KEPT;
     return BASE_OK;
 }
 
@@ -162,14 +180,19 @@ static base_code read_rest(gw_turn *turn, base_err *err)
         const char *name = json_string_value(json_array_get(include, i));
         if (!name)
             return gw_wrong_type("", "include", "an array of strings", include, err);
-        state(turn)->encrypted |= strcmp(name, "reasoning.encrypted_content") == 0;
-        if (strcmp(name, "message.output_text.logprobs") == 0)
-            return not_offered(err, "include");
+        state(turn)->view.encrypted |= strcmp(name, "reasoning.encrypted_content") == 0;
+        turn->request.sampling.logprobs |= strcmp(name, "message.output_text.logprobs") == 0;
     }
     bool store = true;
     GW_TRY(gw_read_bool(&store, NULL, json, "", "store", err));
     turn->retention = store ? GW_RETAIN_KEPT : GW_RETAIN_USAGE;
     GW_TRY(gw_read_bool(&turn->stream, NULL, json, "", "stream", err));
+    GW_TRY(gw_read_bool(&state(turn)->view.background, NULL, json, "", "background", err));
+    if (state(turn)->view.background && !store)
+        return base_fail_param(err, BASE_INVALID, "background",
+                               "background needs store: its answer is fetched later");
+    GW_TRY(read_logprobs(turn, err));
+    GW_TRY(read_conversation(turn, err));
     return gw_read_label(turn, err);
 }
 
@@ -186,7 +209,7 @@ static base_code read_previous(gw_turn *turn, gw_item_list *list, base_err *err)
     gw_id name;
     gw_turn_row row;
     base_err why = BASE_ERR_INIT;
-    base_code code = turn_of(&name, id) ? BASE_OK : BASE_NOT_FOUND;
+    base_code code = gw_response_turn(&name, id) ? BASE_OK : BASE_NOT_FOUND;
     if (!code)
         code = gw_ledger_turn(turn->app->ledger, &row, turn->identity.tenant, name.text,
                               turn->arena, &why);
@@ -227,7 +250,35 @@ static base_code check_answered(const gw_item_list *list, uint32_t before, base_
     return BASE_OK;
 }
 
-static base_code read_input(gw_turn *turn, base_err *err)
+/* The items of the conversation, as a client would send them. */
+static base_code read_items_of(gw_turn *turn, gw_item_list *list, base_err *err)
+{
+    responses *r = state(turn);
+    gw_conversation_item *items;
+    uint32_t count;
+    bool more;
+    base_err why = BASE_ERR_INIT;
+    if (!r->conversation)
+        return BASE_OK;
+    base_code code =
+        gw_conversation_list(turn->app->ledger, &items, &count, &more, turn->identity.tenant,
+                             r->conversation, NULL, 0, true, turn->arena, &why);
+    if (code == BASE_NOT_FOUND)
+        return gw_turn_reject(turn, err, 404, "invalid_request_error", "conversation_not_found",
+                              "conversation", "Conversation with id '%.*s' not found.",
+                              gw_shown(r->conversation, 64), r->conversation);
+    if (code)
+        return base_fail(err, code, "%s", why.text);
+    for (uint32_t i = 0; i < count; i++) {
+        json_t *item = json_loads(items[i].json, JSON_ALLOW_NUL, NULL);
+        if (!item || json_array_append_new(r->stored, item))
+            return gw_no_memory(err);
+        GW_TRY(gw_items_read_one(list, item, "conversation", err));
+    }
+    return BASE_OK;
+}
+
+static base_code load(gw_turn *turn, base_err *err)
 {
     responses *r = state(turn);
     gw_item_list list = {.turn = turn, .stored = r->stored};
@@ -239,6 +290,7 @@ static base_code read_input(gw_turn *turn, base_err *err)
             &list, (eng_text){json_string_value(instructions), json_string_length(instructions)},
             err));
     GW_TRY(read_previous(turn, &list, err));
+    GW_TRY(read_items_of(turn, &list, err));
     before = list.count;
     if (input && !json_is_null(input))
         GW_TRY(gw_items_read(&list, input, "input", err));
@@ -250,6 +302,7 @@ static base_code read_input(gw_turn *turn, base_err *err)
     turn->items = list.items;
     turn->chat.items = list.items;
     turn->chat.item_count = list.count;
+    r->list = list;
     return BASE_OK;
 }
 
@@ -287,12 +340,21 @@ static base_code make_echo(gw_turn *turn, base_err *err)
     for (size_t i = 0; i < sizeof members / sizeof *members; i++)
         put_member(&out, turn, members[i][0], members[i][1]);
     base_buf_printf(&out,
-                    ",\"background\":false,\"conversation\":null,\"service_tier\":\"default\","
+                    ",\"background\":%s,\"service_tier\":\"default\","
                     "\"store\":%s,\"parallel_tool_calls\":%s,\"temperature\":%g,\"top_p\":%g,"
-                    "\"top_logprobs\":0",
+                    "\"top_logprobs\":%u",
+                    r->view.background ? "true" : "false",
                     turn->retention == GW_RETAIN_KEPT ? "true" : "false",
                     r->parallel ? "true" : "false", (double)turn->request.sampling.temperature,
-                    (double)turn->request.sampling.top_p);
+                    (double)turn->request.sampling.top_p, turn->request.sampling.top_logprobs);
+    base_buf_puts(&out, ",\"conversation\":");
+    if (r->conversation) {
+        base_buf_puts(&out, "{\"id\":");
+        gw_put_string(&out, r->conversation, strlen(r->conversation));
+        base_buf_puts(&out, "}");
+    } else {
+        base_buf_puts(&out, "null");
+    }
     put_member(&out, turn, "reasoning", "{\"effort\":null,\"summary\":null}");
     put_member(&out, turn, "text", "{\"format\":{\"type\":\"text\"}}");
     base_buf_add(&out, "", 1);
@@ -313,7 +375,7 @@ static base_code parse(gw_turn *turn, base_err *err)
     turn->state_of_dialect = r;
     r->stored = json_array();
     snprintf(turn->response.text, sizeof turn->response.text, "resp_%.24s",
-             turn->id.text + TURN_DIGITS);
+             turn->id.text + strlen("turn_"));
     eng_text tools;
     GW_TRY(gw_keep_raw(turn, &tools, "tools", err));
     GW_TRY(gw_parse_body(turn, err));
@@ -321,18 +383,24 @@ static base_code parse(gw_turn *turn, base_err *err)
     GW_TRY(gw_read_tools(turn, &tool_form, tools, err));
     GW_TRY(read_tool_choice(turn, err));
     GW_TRY(gw_read_sampling(turn, err));
-    turn->request.sampling.logprobs = false;
-    turn->request.sampling.top_logprobs = 0;
     GW_TRY(read_reasoning(turn, err));
     GW_TRY(gw_read_metadata(turn, err));
     GW_TRY(read_rest(turn, err));
-    GW_TRY(read_input(turn, err));
-    return make_echo(turn, err);
+    GW_TRY(make_echo(turn, err));
+    r->view.id = turn->response;
+    r->view.turn = turn->id;
+    r->view.created_ms = turn->created_ms;
+    r->view.echo = r->echo;
+    r->view.text = &turn->text;
+    r->view.reasoning = &turn->reasoning;
+    r->view.calls = &turn->calls;
+    return BASE_OK;
 }
 
 static base_code check(gw_turn *turn, base_err *err)
 {
     uint32_t item, call;
+    GW_TRY(gw_runs_unseal(turn, &state(turn)->list, err));
     if (!gw_bad_arguments(turn, &item, &call))
         return BASE_OK;
     eng_text name = turn->items[item].calls[call].name;
@@ -342,368 +410,318 @@ static base_code check(gw_turn *turn, base_err *err)
                            gw_shown(name.data, 64), name.data);
 }
 
-/* ---- objects ---- */
+/* ---- running streams in the ledger ---- */
 
-static void put_slice(base_buf *out, const base_buf *text, size_t offset, size_t length)
+/* What there is of an answer, on its way to the ledger. */
+struct flush {
+    gw_job job;
+    gw_message back;
+    gw_turn *turn; /* NULL once it is over. Loop */
+    gw_app *app;
+    gw_loop *loop;
+    gw_id id;
+    gw_stream_row row;
+    base_arena *arena;
+    /* The request of a response in the background, answered when its row is written. Loop */
+    gw_exchange *asker;
+    base_buf answer;
+};
+
+#define FLUSH_ARENA_BYTES (64u << 20)
+
+static void flush_run(gw_job *job)
 {
-    base_buf_json_string(out, length ? text->data + offset : "", length);
+    flush *f = (flush *)((char *)job - offsetof(flush, job));
+    base_err err = BASE_ERR_INIT;
+    if (gw_stream_put(f->app->ledger, &f->row, &err))
+        base_log(BASE_LOG_WARN, "stream_not_kept turn=%s reason=\"%s\"", f->id.text, err.text);
+    gw_loop_post(f->loop, &f->back);
 }
 
-static void put_item_id(base_buf *out, const gw_turn *turn, const segment *s)
+static void flush_back(gw_message *message)
 {
-    const char *digits = turn->id.text + TURN_DIGITS;
-    if (s->kind == ENG_PART_CALL_BEGIN)
-        base_buf_printf(out, "\"fc_%s_%u\"", digits, s->call);
-    else
-        base_buf_printf(out, "\"%s%s", s->kind == ENG_PART_TEXT ? "msg_" : "rs_", digits);
-    if (s->kind != ENG_PART_CALL_BEGIN && s->nth)
-        base_buf_printf(out, "_%u", s->nth);
-    if (s->kind != ENG_PART_CALL_BEGIN)
-        base_buf_puts(out, "\"");
+    static const gw_header headers[] = {{"content-type", "application/json"}};
+    flush *f = (flush *)((char *)message - offsetof(flush, back));
+    if (f->turn)
+        state(f->turn)->flush = NULL;
+    if (f->asker && f->answer.failed)
+        gw_stream_abort(f->asker);
+    else if (f->asker)
+        gw_respond(f->asker, 200, headers, 1, f->answer.data, f->answer.length);
+    base_buf_deinit(&f->answer);
+    base_arena_destroy(f->arena);
+    free(f);
 }
 
-static void put_part(base_buf *out, gw_turn *turn, const segment *s, bool with_text)
+static void asker_gone(void *ctx)
 {
-    bool said = s->kind == ENG_PART_TEXT;
-    base_buf_printf(out, "{\"type\":\"%s\",\"text\":",
-                    said                   ? "output_text"
-                    : state(turn)->summary ? "summary_text"
-                                           : "reasoning_text");
-    put_slice(out, said ? &turn->text : &turn->reasoning, s->offset, with_text ? s->length : 0);
-    base_buf_puts(out, said ? ",\"annotations\":[],\"logprobs\":[]}" : "}");
+    ((flush *)ctx)->asker = NULL;
 }
 
-/* `status`: "in_progress" is the item as it is added, without content. */
-static void put_item(base_buf *out, gw_turn *turn, const segment *s, const char *status)
+static void *copy(base_arena *arena, const void *bytes, size_t size)
+{
+    void *to = base_arena_alloc(arena, size ? size : 1);
+    if (to && size)
+        memcpy(to, bytes, size);
+    return to;
+}
+
+/* NULL without memory: the stream is not kept for now. */
+static flush *flush_make(gw_turn *turn)
 {
     responses *r = state(turn);
-    bool whole = strcmp(status, "in_progress") != 0;
-    base_buf_puts(out, "{\"id\":");
-    put_item_id(out, turn, s);
-    if (s->kind == ENG_PART_CALL_BEGIN) {
-        const gw_turn_call *call = &turn->calls[s->call];
-        base_buf_printf(
-            out,
-            ",\"type\":\"function_call\",\"status\":\"%s\",\"call_id\":\"%s\",\"name\":", status,
-            call->id.text);
-        put_slice(out, &call->name, 0, call->name.length);
-        base_buf_puts(out, ",\"arguments\":");
-        put_slice(out, &call->arguments, 0, whole ? call->arguments.length : 0);
-        base_buf_puts(out, "}");
+    flush *f = calloc(1, sizeof *f);
+    base_arena *arena = f ? base_arena_create(4096, FLUSH_ARENA_BYTES) : NULL;
+    base_buf told;
+    base_buf_init(&told, 0);
+    gw_response_tell(&told, turn, &r->view, NULL);
+    base_buf_add(&told, "", 1);
+    uint32_t count = turn->run_count - turn->lead;
+    if (arena)
+        f->row = (gw_stream_row){
+            .tenant = turn->identity.tenant,
+            .turn = f->id.text,
+            .created_ms = turn->created_ms,
+            .echo = base_arena_copy(arena, turn->echo, strlen(turn->echo)),
+            .told = told.failed ? NULL : base_arena_copy(arena, told.data, told.length),
+            .run = copy(arena, turn->run + turn->lead, count * sizeof *turn->run),
+            .steps = copy(arena, turn->steps, turn->step_count * sizeof *turn->steps),
+            .run_count = count,
+            .step_count = turn->step_count};
+    bool good = arena && !told.failed && !base_arena_failed(arena);
+    base_buf_deinit(&told);
+    if (!good) {
+        base_arena_destroy(arena);
+        free(f);
+        return NULL;
+    }
+    f->job.run = flush_run;
+    f->back.run = flush_back;
+    f->turn = turn;
+    f->app = turn->app;
+    f->loop = turn->loop;
+    f->id = turn->id;
+    f->arena = arena;
+    r->flushed_ns = base_now_ns();
+    r->flushed_tokens = count;
+    return f;
+}
+
+static void flush_send(gw_turn *turn, flush *f)
+{
+    state(turn)->flush = f;
+    if (!gw_workers_submit(turn->app->workers, &f->job))
+        flush_back(&f->back); /* the next one will do */
+}
+
+static void tick(gw_turn *turn, uint64_t now)
+{
+    responses *r = state(turn);
+    uint32_t count = turn->run_count - turn->lead;
+    /* A row is written whole each time, so long answers are written less often. */
+    uint64_t wait = base_max((uint64_t)FLUSH_MS, count / 100) * 1000000;
+    if (!turn->tape || turn->retention != GW_RETAIN_KEPT || !r->view.record || r->flush ||
+        count == r->flushed_tokens || now < r->flushed_ns + wait)
         return;
-    }
-    bool said = s->kind == ENG_PART_TEXT;
-    base_buf_printf(out, ",\"type\":\"%s\",\"status\":\"%s\"", said ? "message" : "reasoning",
-                    status);
-    base_buf_puts(out, said         ? ",\"role\":\"assistant\",\"content\":["
-                       : r->summary ? ",\"summary\":["
-                                    : ",\"summary\":[],\"content\":[");
-    if (whole)
-        put_part(out, turn, s, true);
-    base_buf_puts(out, "]");
-    if (!said && r->encrypted) {
-        char seal[GW_SEAL_TEXT_BYTES + 1] = "";
-        gw_seal_turn(turn->app->seal, seal, turn->identity.tenant, &turn->id);
-        base_buf_printf(out, ",\"encrypted_content\":\"%s\"", seal);
-    }
-    base_buf_puts(out, "}");
+    flush *f = flush_make(turn);
+    if (f)
+        flush_send(turn, f);
 }
 
-/* Whether the last item, which the end of the turn cut, is whole. */
-static const char *item_status(const gw_turn *turn, const responses *r, const segment *s)
+/* ---- answering ---- */
+
+static void record(void *ctx, const base_buf *bytes)
 {
-    bool cut = turn->finish == ENG_FINISH_LENGTH && s == &r->segments[r->count - 1];
-    bool open_call = s->kind == ENG_PART_CALL_BEGIN && !turn->calls[s->call].whole;
-    return open_call || (cut && s->kind != ENG_PART_CALL_BEGIN) ? "incomplete" : "completed";
+    gw_write_record(ctx, bytes);
 }
 
-static void put_counts(base_buf *out, const eng_usage *usage)
-{
-    base_buf_printf(out,
-                    "{\"input_tokens\":%u,\"input_tokens_details\":{\"cached_tokens\":%u,"
-                    "\"cache_write_tokens\":%u},\"output_tokens\":%u,\"output_tokens_details\":"
-                    "{\"reasoning_tokens\":%u},\"total_tokens\":%llu",
-                    usage->prompt_tokens, usage->cached_tokens,
-                    usage->prompt_tokens -
-                        (uint32_t)base_min(usage->cached_tokens, usage->prompt_tokens),
-                    usage->output_tokens, usage->reasoning_tokens,
-                    (unsigned long long)usage->prompt_tokens + usage->output_tokens);
-}
-
-static void put_usage(base_buf *out, const gw_turn *turn)
-{
-    put_counts(out, &turn->usage);
-    base_buf_puts(out, ",");
-    gw_turn_extension(turn, out);
-    base_buf_puts(out, "}");
-}
-
-/* `row` NULL unless it failed. */
-static void put_response(base_buf *out, gw_turn *turn, const char *status, const gw_error_row *row,
-                         const char *message)
+static void admit(gw_turn *turn)
 {
     responses *r = state(turn);
-    bool whole = strcmp(status, "in_progress") != 0;
-    base_buf_printf(out, "{\"id\":\"%s\",\"object\":\"response\",\"created_at\":%lld,",
-                    turn->response.text, (long long)(turn->created_ms / 1000));
-    base_buf_printf(out, "\"status\":\"%s\",\"completed_at\":", status);
-    if (strcmp(status, "completed") == 0)
-        base_buf_printf(out, "%lld", (long long)(turn->commit.ended_ms / 1000));
-    else
-        base_buf_puts(out, "null");
-    base_buf_puts(out, ",\"error\":");
-    if (row) {
-        base_buf_puts(out, "{\"code\":");
-        const char *code = row->code ? row->code : row->type;
-        base_buf_json_string(out, code, strlen(code));
-        base_buf_puts(out, ",\"message\":");
-        base_buf_json_string(out, message, strlen(message));
-        base_buf_puts(out, "}");
-    } else {
-        base_buf_puts(out, "null");
-    }
-    base_buf_printf(
-        out, ",\"incomplete_details\":%s,%s,\"output\":[",
-        strcmp(status, "incomplete") == 0 ? "{\"reason\":\"max_output_tokens\"}" : "null", r->echo);
-    for (uint32_t i = 0; whole && i < r->count; i++) {
-        base_buf_puts(out, i ? "," : "");
-        put_item(out, turn, &r->segments[i],
-                 row ? "incomplete" : item_status(turn, r, &r->segments[i]));
-    }
-    base_buf_puts(out, "],\"usage\":");
-    if (whole && turn->done_seen)
-        put_usage(out, turn);
-    else
-        base_buf_puts(out, "null");
-    base_buf_puts(out, "}");
-}
-
-/* ---- events ---- */
-
-static base_buf *begin_event(gw_turn *turn, const char *type)
-{
-    responses *r = state(turn);
-    base_buf_clear(&r->record);
-    base_buf_printf(&r->record, "event: %s\ndata: {\"type\":\"%s\",\"sequence_number\":%u", type,
-                    type, r->sequence++);
-    return &r->record;
-}
-
-static void end_event(gw_turn *turn)
-{
-    base_buf *out = &state(turn)->record;
-    base_buf_puts(out, "}\n\n");
-    gw_write_record(turn, out);
-}
-
-static void response_event(gw_turn *turn, const char *type, const char *status)
-{
-    base_buf *out = begin_event(turn, type);
-    base_buf_puts(out, ",\"response\":");
-    put_response(out, turn, status, NULL, NULL);
-    end_event(turn);
-}
-
-static void item_event(gw_turn *turn, const char *type, uint32_t index, const char *status)
-{
-    base_buf *out = begin_event(turn, type);
-    base_buf_printf(out, ",\"output_index\":%u,\"item\":", index);
-    put_item(out, turn, &state(turn)->segments[index], status);
-    end_event(turn);
-}
-
-/* Begins an event of the last item's only part. */
-static base_buf *begin_part_event(gw_turn *turn, const char *type)
-{
-    responses *r = state(turn);
-    const segment *s = &r->segments[r->count - 1];
-    base_buf *out = begin_event(turn, type);
-    base_buf_puts(out, ",\"item_id\":");
-    put_item_id(out, turn, s);
-    base_buf_printf(out, ",\"output_index\":%u", r->count - 1);
-    if (s->kind == ENG_PART_TEXT || (s->kind == ENG_PART_REASONING && !r->summary))
-        base_buf_puts(out, ",\"content_index\":0");
-    else if (s->kind == ENG_PART_REASONING)
-        base_buf_puts(out, ",\"summary_index\":0");
-    return out;
-}
-
-/* Events of parts by kind: text, reasoning, reasoning as a summary, calls. */
-typedef struct names {
-    const char *added, *delta, *done, *part_done;
-} names;
-
-static const names *names_of(const responses *r, eng_part_kind kind)
-{
-    static const names text = {"response.content_part.added", "response.output_text.delta",
-                               "response.output_text.done", "response.content_part.done"},
-                       reasoning = {"response.content_part.added", "response.reasoning_text.delta",
-                                    "response.reasoning_text.done", "response.content_part.done"},
-                       summary = {"response.reasoning_summary_part.added",
-                                  "response.reasoning_summary_text.delta",
-                                  "response.reasoning_summary_text.done",
-                                  "response.reasoning_summary_part.done"},
-                       call = {NULL, "response.function_call_arguments.delta",
-                               "response.function_call_arguments.done", NULL};
-    return kind == ENG_PART_TEXT        ? &text
-           : kind == ENG_PART_REASONING ? r->summary ? &summary : &reasoning
-                                        : &call;
-}
-
-static void part_event(gw_turn *turn, const char *type, bool with_text)
-{
-    responses *r = state(turn);
-    base_buf *out = begin_part_event(turn, type);
-    base_buf_puts(out, ",\"part\":");
-    put_part(out, turn, &r->segments[r->count - 1], with_text);
-    end_event(turn);
-}
-
-/* Ends the last item. Calls are said to be done at the commit, see `finish_stream`. */
-static void close_last(gw_turn *turn)
-{
-    responses *r = state(turn);
-    if (!r->open)
+    bool whole = !turn->stream;
+    r->view.record = whole ? NULL : record;
+    r->view.ctx = turn;
+    if (turn->retention != GW_RETAIN_KEPT || (whole && !r->view.background))
         return;
-    r->open = false;
-    if (!gw_turn_streaming(turn))
-        return;
-    const segment *s = &r->segments[r->count - 1];
-    const names *n = names_of(r, s->kind);
-    base_buf *out = begin_part_event(turn, n->done);
-    if (s->kind == ENG_PART_CALL_BEGIN) {
-        const gw_turn_call *call = &turn->calls[s->call];
-        base_buf_puts(out, ",\"name\":");
-        put_slice(out, &call->name, 0, call->name.length);
-        base_buf_puts(out, ",\"arguments\":");
-        put_slice(out, &call->arguments, 0, call->arguments.length);
-        end_event(turn);
-        return;
-    }
-    bool said = s->kind == ENG_PART_TEXT;
-    base_buf_puts(out, ",\"text\":");
-    put_slice(out, said ? &turn->text : &turn->reasoning, s->offset, s->length);
-    base_buf_puts(out, said ? ",\"logprobs\":[]" : "");
-    end_event(turn);
-    part_event(turn, n->part_done, true);
-    item_event(turn, "response.output_item.done", r->count - 1, item_status(turn, r, s));
-}
-
-static segment *open_segment(gw_turn *turn, eng_part_kind kind, uint32_t call)
-{
-    responses *r = state(turn);
-    close_last(turn);
-    if (r->count == r->capacity) {
-        uint32_t capacity = r->capacity ? r->capacity * 2 : 8;
-        segment *more = realloc(r->segments, capacity * sizeof *more);
-        if (!more) {
-            turn->lossy = true;
-            return NULL;
+    flush *f = flush_make(turn);
+    if (r->view.background && whole) {
+        base_buf answer;
+        base_buf_init(&answer, 0);
+        gw_response_put(&r->view, &answer, "queued", NULL);
+        if (!f || turn->tape || !turn->exchange) {
+            gw_turn_respond_json(turn, &answer);
+            base_buf_deinit(&answer);
+        } else {
+            f->asker = turn->exchange;
+            f->answer = answer;
+            turn->exchange = NULL;
+            turn->status = 200;
+            gw_exchange_set_handler(f->asker, f, asker_gone, NULL);
         }
-        r->segments = more;
-        r->capacity = capacity;
+        turn->stream = true;
+        r->view.record = record;
     }
-    segment s = {.kind = kind, .call = call};
-    for (uint32_t i = 0; i < r->count; i++)
-        if (r->segments[i].kind == kind) {
-            s.nth++;
-            s.offset = r->segments[i].offset + r->segments[i].length;
-        }
-    r->segments[r->count++] = s;
-    r->open = true;
-    if (gw_turn_streaming(turn)) {
-        const char *added = names_of(r, kind)->added;
-        item_event(turn, "response.output_item.added", r->count - 1, "in_progress");
-        if (added)
-            part_event(turn, added, false);
-    }
-    return &r->segments[r->count - 1];
-}
-
-static void part(gw_turn *turn, const eng_part *p)
-{
-    responses *r = state(turn);
-    if (p->kind == ENG_PART_CALL_END) {
-        close_last(turn);
-        return;
-    }
-    if (p->kind == ENG_PART_CALL_BEGIN) {
-        open_segment(turn, ENG_PART_CALL_BEGIN, p->call);
-        return;
-    }
-    if (!p->length)
-        return;
-    eng_part_kind kind = p->kind == ENG_PART_CALL_ARGS ? ENG_PART_CALL_BEGIN : p->kind;
-    segment *s = r->open ? &r->segments[r->count - 1] : NULL;
-    if (!s || s->kind != kind) {
-        if (kind == ENG_PART_CALL_BEGIN)
-            return; /* arguments of no call */
-        s = open_segment(turn, kind, 0);
-    }
-    if (!s)
-        return;
-    s->length += p->length;
-    if (!gw_turn_streaming(turn))
-        return;
-    base_buf *out = begin_part_event(turn, names_of(r, kind)->delta);
-    base_buf_puts(out, ",\"delta\":");
-    base_buf_json_string(out, p->text, p->length);
-    base_buf_puts(out, kind == ENG_PART_TEXT ? ",\"logprobs\":[]" : "");
-    end_event(turn);
+    char name[GW_TAPE_NAME_MAX];
+    gw_stream_name(name, turn->identity.tenant, turn->response.text);
+    gw_turn_publish(turn, name);
+    turn->background = r->view.background;
+    if (turn->tape && turn->background)
+        gw_tape_set_request(turn->tape, turn->request.id);
+    if (f)
+        flush_send(turn, f);
 }
 
 static void open_stream(gw_turn *turn)
 {
     gw_turn_stream_begin(turn);
-    response_event(turn, "response.created", "in_progress");
-    response_event(turn, "response.in_progress", "in_progress");
+    gw_response_open(&state(turn)->view);
+}
+
+static void started(gw_turn *turn)
+{
+    responses *r = state(turn);
+    if (turn->tape)
+        gw_tape_set_started(turn->tape);
+    if (r->view.record && gw_turn_streaming(turn))
+        gw_response_started(&r->view);
+}
+
+static void step(gw_turn *turn, const eng_event *event)
+{
+    responses *r = state(turn);
+    if (r->view.list)
+        gw_logprobs_step(r->view.list, turn, event);
+}
+
+static void part(gw_turn *turn, const eng_part *p)
+{
+    responses *r = state(turn);
+    gw_response_part(&r->view, p);
+    turn->lossy |= r->view.failed;
+}
+
+static void put_usage(base_buf *out, const gw_turn *turn)
+{
+    const eng_usage *usage = &turn->usage;
+    base_buf_clear(out);
+    base_buf_printf(out,
+                    "{\"input_tokens\":%u,\"input_tokens_details\":{\"cached_tokens\":%u,"
+                    "\"cache_write_tokens\":%u},\"output_tokens\":%u,\"output_tokens_details\":"
+                    "{\"reasoning_tokens\":%u},\"total_tokens\":%llu,",
+                    usage->prompt_tokens, usage->cached_tokens,
+                    usage->prompt_tokens -
+                        (uint32_t)base_min(usage->cached_tokens, usage->prompt_tokens),
+                    usage->output_tokens, usage->reasoning_tokens,
+                    (unsigned long long)usage->prompt_tokens + usage->output_tokens);
+    gw_turn_extension(turn, out);
+    base_buf_puts(out, "}");
+    base_buf_add(out, "", 1);
+}
+
+/* The end as the client will be told it. */
+static void make_end(gw_turn *turn)
+{
+    responses *r = state(turn);
+    gw_response_end *end = &r->end;
+    bool cut = turn->finish == ENG_FINISH_LENGTH;
+    *end = (gw_response_end){.status = cut ? "incomplete" : "completed",
+                             .reason = cut ? "max_output_tokens" : NULL,
+                             .ended_ms = base_wall_ms(),
+                             .cut = cut};
+    if (turn->finish == ENG_FINISH_CANCELLED) {
+        bool asked =
+            !atomic_load(&turn->app->draining) || (turn->tape && gw_tape_cancelled(turn->tape));
+        end->status = asked ? "cancelled" : "incomplete";
+        end->reason = asked ? NULL : "server_restart";
+        end->cut = true;
+    } else if (turn->finish == ENG_FINISH_ERROR || turn->finish == ENG_FINISH_DEADLINE) {
+        bool late = turn->finish == ENG_FINISH_DEADLINE;
+        r->row = late                     ? gw_error_map(BASE_TIMEOUT)
+                 : turn->error_row.status ? turn->error_row
+                                          : gw_error_map(turn->error.code);
+        end->status = "failed";
+        end->code = r->row.code ? r->row.code : r->row.type;
+        end->message = late ? "the request did not end within its time limit" : turn->error.text;
+        end->cut = true;
+    }
+    if (r->view.encrypted && !turn->lossy && gw_run_seal(&r->sealed, turn))
+        end->sealed = r->sealed.data;
+    bool stored = turn->stored;
+    turn->stored = turn->retention == GW_RETAIN_KEPT; /* else no one will be told this */
+    put_usage(&r->usage, turn);
+    turn->stored = stored;
+    end->usage = r->usage.failed ? NULL : r->usage.data;
+}
+
+/* Before the commit: all that a replay needs, and the items of the conversation. */
+static void ending(gw_turn *turn)
+{
+    responses *r = state(turn);
+    make_end(turn);
+    if (turn->retention != GW_RETAIN_KEPT)
+        return;
+    gw_response_tell(&r->told, turn, &r->view, &r->end);
+    base_buf_add(&r->told, "", 1);
+    turn->told = r->told.failed ? NULL : r->told.data;
+    if (r->conversation && strcmp(r->end.status, "failed") != 0)
+        gw_conversation_of(turn, &r->view, &r->end, r->conversation);
 }
 
 static void finish(gw_turn *turn)
 {
     responses *r = state(turn);
-    const char *status = turn->finish == ENG_FINISH_LENGTH ? "incomplete" : "completed";
-    close_last(turn);
-    if (!turn->stream) {
-        base_buf_clear(&r->record);
-        put_response(&r->record, turn, status, NULL, NULL);
-        gw_turn_respond_json(turn, &r->record);
+    if (turn->finish == ENG_FINISH_CANCELLED && !gw_turn_streaming(turn)) {
+        gw_error_row row = gw_error_map(BASE_CLOSED);
+        gw_turn_respond_error(turn, &row, NULL, "the server is shutting down");
         return;
     }
-    for (uint32_t i = 0; i < r->count; i++)
-        if (r->segments[i].kind == ENG_PART_CALL_BEGIN)
-            item_event(turn, "response.output_item.done", i, item_status(turn, r, &r->segments[i]));
-    response_event(turn,
-                   turn->finish == ENG_FINISH_LENGTH ? "response.incomplete" : "response.completed",
-                   status);
-    gw_turn_stream_end(turn);
+    if (turn->retention != GW_RETAIN_KEPT) {
+        put_usage(&r->usage, turn);
+        r->end.usage = r->usage.failed ? NULL : r->usage.data;
+    }
+    r->end.ended_ms = turn->commit.ended_ms;
+    gw_response_finish(&r->view, &r->end);
+    if (turn->stream) {
+        gw_turn_stream_end(turn);
+        return;
+    }
+    base_buf_clear(&r->view.scratch);
+    gw_response_put(&r->view, &r->view.scratch, r->end.status, &r->end);
+    gw_turn_respond_json(turn, &r->view.scratch);
 }
 
 static void fail(gw_turn *turn, const gw_error_row *row, const char *param, const char *message)
 {
+    responses *r = state(turn);
     if (!gw_turn_streaming(turn)) {
         gw_turn_respond_error(turn, row, param, message);
         return;
     }
-    base_buf *out = begin_event(turn, "response.failed");
-    base_buf_puts(out, ",\"response\":");
-    put_response(out, turn, "failed", row, message);
-    end_event(turn);
+    r->end.status = "failed";
+    r->end.reason = NULL;
+    r->end.code = row->code ? row->code : row->type;
+    r->end.message = message;
+    r->end.cut = true;
+    gw_response_finish(&r->view, &r->end);
     gw_turn_stream_end(turn);
 }
 
 /* Clients of this dialect count events, not comments, as a sign of life. */
 static void ping(gw_turn *turn)
 {
-    begin_event(turn, "keepalive");
-    end_event(turn);
+    gw_response_ping(&state(turn)->view);
 }
 
 static void deinit(gw_turn *turn)
 {
     responses *r = state(turn);
-    base_buf_deinit(&r->record);
-    free(r->segments);
+    if (r->flush)
+        r->flush->turn = NULL;
+    gw_response_deinit(&r->view);
+    gw_logprobs_deinit(&r->logprobs);
+    base_buf *bufs[] = {&r->usage, &r->sealed, &r->told};
+    for (size_t i = 0; i < sizeof bufs / sizeof *bufs; i++)
+        base_buf_deinit(bufs[i]);
     json_decref(r->stored);
 }
 
@@ -711,11 +729,18 @@ static const gw_dialect dialect = {
     .name = "responses",
     .route = "/v1/responses",
     .parse = parse,
+    .load = load,
     .check = check,
+    .admit = admit,
     .open = open_stream,
+    .started = started,
+    .step = step,
     .part = part,
+    .ending = ending,
     .finish = finish,
+    .tells_cut = true,
     .fail = fail,
+    .tick = tick,
     .ping = ping,
     .deinit = deinit,
 };
@@ -736,7 +761,7 @@ static base_code parse_count(gw_turn *turn, base_err *err)
 
 static void finish_count(gw_turn *turn)
 {
-    base_buf *out = &state(turn)->record;
+    base_buf *out = &state(turn)->view.scratch;
     base_buf_clear(out);
     base_buf_printf(out, "{\"object\":\"response.input_tokens\",\"input_tokens\":%u}",
                     turn->prompt.token_count);
@@ -747,9 +772,9 @@ static const gw_dialect counting = {
     .name = "responses",
     .route = "/v1/responses/input_tokens",
     .parse = parse_count,
+    .load = load,
     .check = check,
     .dry = true,
-    .part = part,
     .finish = finish_count,
     .fail = fail,
     .deinit = deinit,
@@ -758,225 +783,4 @@ static const gw_dialect counting = {
 void gw_api_responses_count(gw_app *app, gw_exchange *exchange)
 {
     gw_turn_begin(app, exchange, &counting);
-}
-
-/* ---- stored responses ---- */
-
-typedef enum fetch_kind { FETCH_GET, FETCH_DELETE, FETCH_CANCEL } fetch_kind;
-
-/* A call about a stored response: a worker reads the ledger, the loop answers. Freed on the loop
- * when the worker's message has come. */
-typedef struct fetch {
-    gw_job job;
-    gw_message back;
-    gw_app *app;
-    gw_exchange *exchange; /* NULL once the client left. Loop */
-    gw_loop *loop;
-    int64_t tenant;
-    fetch_kind kind;
-    char response[GW_ID_MAX];
-    base_buf out;
-    base_err err;
-    base_arena *arena;
-} fetch;
-
-#define FETCH_ARENA_BYTES (256u << 20)
-
-/* An answer of the ledger as output items, with the ids that it was given out with. */
-static void put_stored_output(base_buf *out, const gw_turn_row *row, bool summary)
-{
-    json_t *answer = row->answer ? json_loads(row->answer, JSON_ALLOW_NUL, NULL) : NULL;
-    const char *digits = row->turn.text + TURN_DIGITS;
-    const char *status = row->finish == ENG_FINISH_LENGTH ? "incomplete" : "completed";
-    const json_t *reasoning = json_object_get(answer, "reasoning_content");
-    const json_t *text = json_object_get(answer, "content");
-    const json_t *calls = json_object_get(answer, "tool_calls");
-    bool any = false;
-    if (json_string_length(reasoning)) {
-        base_buf_printf(
-            out, "{\"id\":\"rs_%s\",\"type\":\"reasoning\",\"status\":\"%s\",%s", digits,
-            json_string_length(text) || json_array_size(calls) ? "completed" : status,
-            summary ? "\"summary\":[{\"type\":\"summary_text\",\"text\":"
-                    : "\"summary\":[],\"content\":[{\"type\":\"reasoning_text\",\"text\":");
-        base_buf_json_string(out, json_string_value(reasoning), json_string_length(reasoning));
-        base_buf_puts(out, "}]}");
-        any = true;
-    }
-    if (json_string_length(text)) {
-        base_buf_printf(out,
-                        "%s{\"id\":\"msg_%s\",\"type\":\"message\",\"status\":\"%s\",\"role\":"
-                        "\"assistant\",\"content\":[{\"type\":\"output_text\",\"text\":",
-                        any ? "," : "", digits, json_array_size(calls) ? "completed" : status);
-        base_buf_json_string(out, json_string_value(text), json_string_length(text));
-        base_buf_puts(out, ",\"annotations\":[],\"logprobs\":[]}]}");
-        any = true;
-    }
-    for (size_t i = 0; i < json_array_size(calls); i++) {
-        const json_t *call = json_array_get(calls, i), *f = json_object_get(call, "function");
-        const json_t *values[] = {json_object_get(call, "id"), json_object_get(f, "name"),
-                                  json_object_get(f, "arguments")};
-        static const char *const members[] = {"call_id", "name", "arguments"};
-        bool last = i + 1 == json_array_size(calls);
-        base_buf_printf(out, "%s{\"id\":\"fc_%s_%zu\",\"type\":\"function_call\",\"status\":\"%s\"",
-                        any ? "," : "", digits, i, last ? status : "completed");
-        for (int k = 0; k < 3; k++) {
-            base_buf_printf(out, ",\"%s\":", members[k]);
-            base_buf_json_string(out, json_is_string(values[k]) ? json_string_value(values[k]) : "",
-                                 json_string_length(values[k]));
-        }
-        base_buf_puts(out, "}");
-        any = true;
-    }
-    json_decref(answer);
-}
-
-static void put_stored(base_buf *out, const fetch *f, const gw_turn_row *row)
-{
-    bool cut = row->finish == ENG_FINISH_LENGTH;
-    const char *status = row->status == GW_TURN_FAILED      ? "failed"
-                         : row->status == GW_TURN_CANCELLED ? "cancelled"
-                         : cut                              ? "incomplete"
-                                                            : "completed";
-    json_t *echo = json_loads(row->echo, JSON_ALLOW_NUL, NULL);
-    const char *summary =
-        json_string_value(json_object_get(json_object_get(echo, "reasoning"), "summary"));
-    base_buf_printf(out, "{\"id\":\"%s\",\"object\":\"response\",\"created_at\":%lld,", f->response,
-                    (long long)(row->created_ms / 1000));
-    base_buf_printf(out, "\"status\":\"%s\",\"completed_at\":", status);
-    if (strcmp(status, "completed") == 0)
-        base_buf_printf(out, "%lld", (long long)(row->ended_ms / 1000));
-    else
-        base_buf_puts(out, "null");
-    base_buf_printf(out, ",\"error\":%s,\"incomplete_details\":%s,",
-                    row->status == GW_TURN_FAILED
-                        ? "{\"code\":\"server_error\",\"message\":\"the response failed\"}"
-                        : "null",
-                    cut ? "{\"reason\":\"max_output_tokens\"}" : "null");
-    /* The echo is an object; its members go on here. */
-    base_buf_add(out, row->echo + 1, strlen(row->echo) - 2);
-    base_buf_puts(out, ",\"output\":[");
-    put_stored_output(out, row, summary && strcmp(summary, "none") != 0);
-    base_buf_puts(out, "],\"usage\":");
-    put_counts(out, &row->usage);
-    base_buf_puts(out, "}}");
-    json_decref(echo);
-}
-
-static base_code fetch_work(fetch *f, base_err *err)
-{
-    gw_id name;
-    gw_turn_row row = {0};
-    if (!turn_of(&name, f->response))
-        return base_fail(err, BASE_NOT_FOUND, "there is no such response");
-    if (f->kind == FETCH_DELETE) {
-        GW_TRY(gw_ledger_forget(f->app->ledger, f->tenant, name.text, err));
-        base_buf_printf(&f->out, "{\"id\":\"%s\",\"object\":\"response\",\"deleted\":true}",
-                        f->response);
-        return BASE_OK;
-    }
-    GW_TRY(gw_ledger_turn(f->app->ledger, &row, f->tenant, name.text, f->arena, err));
-    if (!row.echo)
-        return base_fail(err, BASE_NOT_FOUND, "there is no such response");
-    if (f->kind == FETCH_CANCEL)
-        return base_fail_param(err, BASE_INVALID, "background",
-                               "only responses in the background can be cancelled");
-    put_stored(&f->out, f, &row);
-    return f->out.failed ? gw_no_memory(err) : BASE_OK;
-}
-
-static void fetch_run(gw_job *job)
-{
-    fetch *f = (fetch *)((char *)job - offsetof(fetch, job));
-    fetch_work(f, &f->err);
-    gw_loop_post(f->loop, &f->back);
-}
-
-static void fetch_respond(fetch *f)
-{
-    static const gw_header headers[] = {{"content-type", "application/json"}};
-    if (!f->exchange)
-        return;
-    if (f->err.code == BASE_NOT_FOUND) {
-        char text[GW_ID_MAX + 64];
-        snprintf(text, sizeof text, "Response with id '%.*s' not found.",
-                 (int)base_utf8_complete(f->response, strlen(f->response)), f->response);
-        gw_error_respond(f->exchange, 404, "invalid_request_error", "response_not_found",
-                         "response_id", text);
-    } else if (f->err.code) {
-        gw_error_respond_err(f->exchange, &f->err);
-    } else {
-        gw_respond(f->exchange, 200, headers, 1, f->out.data, f->out.length);
-    }
-}
-
-static void fetch_back(gw_message *message)
-{
-    fetch *f = (fetch *)((char *)message - offsetof(fetch, back));
-    fetch_respond(f);
-    base_buf_deinit(&f->out);
-    base_arena_destroy(f->arena);
-    free(f);
-}
-
-static void fetch_gone(void *ctx)
-{
-    ((fetch *)ctx)->exchange = NULL;
-}
-
-/* The path is "/v1/responses/ID" and, for a cancel, "/cancel". */
-static void fetch_begin(gw_app *app, gw_exchange *exchange, fetch_kind kind)
-{
-    gw_identity identity;
-    if (!gw_tenants_admit(app->tenants, &identity, exchange, GW_SCOPE_INFER))
-        return;
-    const char *id = gw_exchange_path(exchange) + strlen("/v1/responses/");
-    size_t length = strcspn(id, "/");
-    const char *rest = id + length + (id[length] == '/');
-    if (strcmp(rest, kind == FETCH_CANCEL ? "cancel" : "") != 0) {
-        gw_error_not_found(exchange);
-        return;
-    }
-    fetch *f = calloc(1, sizeof *f);
-    base_err err = BASE_ERR_INIT;
-    if (f)
-        f->arena = base_arena_create(4096, FETCH_ARENA_BYTES);
-    if (!f || !f->arena) {
-        free(f);
-        base_fail(&err, BASE_NOMEM, "no memory for the request");
-        gw_error_respond_err(exchange, &err);
-        return;
-    }
-    f->job.run = fetch_run;
-    f->back.run = fetch_back;
-    f->app = app;
-    f->exchange = exchange;
-    f->loop = gw_exchange_loop(exchange);
-    f->tenant = identity.tenant;
-    f->kind = kind;
-    snprintf(f->response, sizeof f->response, "%.*s", (int)base_min(length, (size_t)GW_ID_MAX), id);
-    gw_exchange_set_handler(exchange, f, fetch_gone, NULL);
-    if (!gw_workers_submit(app->workers, &f->job)) {
-        base_fail(&f->err, BASE_FULL, "too many requests wait for a worker");
-        fetch_back(&f->back);
-    }
-}
-
-void gw_api_responses_get(gw_app *app, gw_exchange *exchange)
-{
-    if (strstr(gw_exchange_query(exchange), "stream=true")) {
-        gw_error_respond(exchange, 400, "invalid_request_error", "unsupported_parameter", "stream",
-                         "stream is not offered yet for stored responses");
-        return;
-    }
-    fetch_begin(app, exchange, FETCH_GET);
-}
-
-void gw_api_responses_delete(gw_app *app, gw_exchange *exchange)
-{
-    fetch_begin(app, exchange, FETCH_DELETE);
-}
-
-void gw_api_responses_cancel(gw_app *app, gw_exchange *exchange)
-{
-    fetch_begin(app, exchange, FETCH_CANCEL);
 }

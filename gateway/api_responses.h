@@ -12,9 +12,12 @@
 void gw_api_responses_handle(gw_app *app, gw_exchange *exchange);
 /* POST /v1/responses/input_tokens: runs nothing. */
 void gw_api_responses_count(gw_app *app, gw_exchange *exchange);
-/* Of responses that were stored and not deleted; others' are unknown (404 response_not_found). A
- * deleted one stays in the ledger, out of reach, as long as a stored one builds on it. A cancel is
- * refused, for nothing runs in the background. */
+/* Of responses that were stored and not deleted; others' are unknown (404 response_not_found). GET
+ * with stream=true plays the events behind starting_after again, then goes on live. After a crash a
+ * stream ends where its row ended (at most about a second before) with response.incomplete, reason
+ * server_restart. A cancel is for the background alone. A deleted response stays in the ledger, out
+ * of reach, as long as a stored one builds on it. */
 void gw_api_responses_get(gw_app *app, gw_exchange *exchange);
 void gw_api_responses_delete(gw_app *app, gw_exchange *exchange);
 void gw_api_responses_cancel(gw_app *app, gw_exchange *exchange);
+void gw_api_responses_items(gw_app *app, gw_exchange *exchange);

@@ -296,8 +296,10 @@ base_code gw_read_tools(gw_turn *turn, const gw_tool_form *form, eng_text raw, b
     if (!count)
         return BASE_OK;
     eng_text *texts = base_arena_calloc(turn->arena, count, sizeof(*texts));
-    if (!texts)
+    bool *strict = base_arena_calloc(turn->arena, count, sizeof(*strict));
+    if (!texts || !strict)
         return gw_no_memory(err);
+    turn->output.strict = strict;
     base_json array;
     gw_raw_begin(&array, raw);
     for (size_t i = 0; i < count; i++) {
@@ -317,7 +319,8 @@ base_code gw_read_tools(gw_turn *turn, const gw_tool_form *form, eng_text raw, b
                                   where, gw_shown(type, 32), type);
         }
         GW_TRY(read_tool(turn, &texts[turn->chat.tool_count], form, tool, one, path, err));
-        turn->chat.tool_count++;
+        const json_t *function = form->inner ? json_object_get(tool, form->inner) : tool;
+        strict[turn->chat.tool_count++] = json_is_true(json_object_get(function, "strict"));
     }
     turn->chat.tools = texts;
     return BASE_OK;
@@ -365,6 +368,21 @@ base_code gw_read_tool_mode(gw_turn *turn, const char *mode, const char *param, 
     return BASE_OK;
 }
 
+/* The tools of that name may be called. */
+static void allow_tool(gw_turn *turn, const gw_tool_form *form, bool *allowed, const char *name)
+{
+    const json_t *tools = json_object_get(turn->json, "tools");
+    uint32_t at = 0;
+    for (size_t i = 0; i < json_array_size(tools) && at < turn->chat.tool_count; i++) {
+        const json_t *tool = json_array_get(tools, i);
+        if (!is_function(form, tool))
+            continue;
+        const char *have = tool_name(form, tool);
+        allowed[at] = allowed[at] || (have && strcmp(have, name) == 0);
+        at++;
+    }
+}
+
 base_code gw_read_allowed_tools(gw_turn *turn, const gw_tool_form *form, const json_t *choice,
                                 base_err *err)
 {
@@ -376,6 +394,10 @@ base_code gw_read_allowed_tools(gw_turn *turn, const gw_tool_form *form, const j
     GW_TRY(gw_read_array(&list, body, path, "tools", err));
     GW_TRY(gw_read_tool_mode(turn, mode ? mode : "auto", "tool_choice", err));
     bool single = json_array_size(list) == 1 && turn->request.tool_choice == ENG_TOOL_REQUIRED;
+    bool *marks = base_arena_calloc(turn->arena, turn->chat.tool_count + 1, sizeof(*marks));
+    if (!marks)
+        return gw_no_memory(err);
+    turn->output.allowed = marks;
     for (size_t i = 0; i < json_array_size(list); i++) {
         const char *name = tool_name(form, json_array_get(list, i));
         if (!name && form->strict)
@@ -384,6 +406,8 @@ base_code gw_read_allowed_tools(gw_turn *turn, const gw_tool_form *form, const j
         /* Where hosted tools may be named, a list of several may hold some. */
         if (name && (form->strict || single))
             GW_TRY(gw_find_tool(turn, form, name, "tool_choice", err));
+        if (name)
+            allow_tool(turn, form, marks, name);
     }
     if (single && turn->request.tool_name.data)
         turn->request.tool_choice = ENG_TOOL_NAMED;
@@ -702,4 +726,89 @@ void gw_fail_plain(gw_turn *turn, base_buf *record, const gw_error_row *row, con
     base_buf_puts(record, "\n\n");
     gw_write_record(turn, record);
     gw_turn_stream_end(turn);
+}
+
+/* ---- lists ---- */
+
+bool gw_query_value(const char *query, const char *name, char *out, size_t size)
+{
+    size_t length = strlen(name), at = 0;
+    for (const char *p = query; *p; p += strcspn(p, "&"), p += *p == '&') {
+        if (strncmp(p, name, length) != 0 || p[length] != '=')
+            continue;
+        for (p += length + 1; *p && *p != '&' && at + 1 < size; p++) {
+            unsigned byte = 0;
+            if (*p == '%' && isxdigit((unsigned char)p[1]) && isxdigit((unsigned char)p[2])) {
+                sscanf(p + 1, "%2x", &byte);
+                p += 2;
+            }
+            out[at++] = byte ? (char)byte : *p;
+        }
+        out[at] = '\0';
+        return true;
+    }
+    return false;
+}
+
+base_code gw_page_read(gw_page *out, const char *query, base_err *err)
+{
+    char value[16] = "";
+    *out = (gw_page){.limit = 20};
+    gw_query_value(query, "after", out->after, sizeof out->after);
+    if (gw_query_value(query, "limit", value, sizeof value)) {
+        long limit = strspn(value, "0123456789") == strlen(value) ? strtol(value, NULL, 10) : 0;
+        if (limit < 1 || limit > 100)
+            return base_fail_param(err, BASE_INVALID, "limit", "limit must be 1 to 100");
+        out->limit = (uint32_t)limit;
+    }
+    if (gw_query_value(query, "order", value, sizeof value)) {
+        out->oldest_first = strcmp(value, "asc") == 0;
+        if (!out->oldest_first && strcmp(value, "desc") != 0)
+            return base_fail_param(err, BASE_INVALID, "order", "order must be asc or desc");
+    }
+    return BASE_OK;
+}
+
+static const char *id_of(const json_t *item)
+{
+    const char *id = json_string_value(json_object_get(item, "id"));
+    return id ? id : "";
+}
+
+base_code gw_page_put(const gw_page *page, base_buf *out, const json_t *list, base_err *err)
+{
+    size_t size = json_array_size(list), from = 0, given = 0;
+    const char *first = NULL, *last = NULL;
+    bool found = !page->after[0];
+    for (size_t i = 0; !found && i < size; i++) {
+        const json_t *item = json_array_get(list, page->oldest_first ? i : size - 1 - i);
+        found = strcmp(id_of(item), page->after) == 0;
+        from = i + 1;
+    }
+    if (!found)
+        return base_fail_param(err, BASE_INVALID, "after", "after names no item of this list");
+    base_buf_puts(out, "{\"object\":\"list\",\"data\":[");
+    for (size_t i = from; i < size && given < page->limit; i++, given++) {
+        const json_t *item = json_array_get(list, page->oldest_first ? i : size - 1 - i);
+        char *text = json_dumps(item, JSON_COMPACT);
+        if (!text)
+            return gw_no_memory(err);
+        base_buf_puts(out, given ? "," : "");
+        base_buf_puts(out, text);
+        free(text);
+        first = given ? first : id_of(item);
+        last = id_of(item);
+    }
+    base_buf_puts(out, "],\"first_id\":");
+    if (first)
+        gw_put_string(out, first, strlen(first));
+    else
+        base_buf_puts(out, "null");
+    base_buf_puts(out, ",\"last_id\":");
+    if (last)
+        gw_put_string(out, last, strlen(last));
+    else
+        base_buf_puts(out, "null");
+    base_buf_printf(out, ",\"has_more\":%s}", from + given < size ? "true" : "false");
+    return out->failed ? gw_no_memory(err) : BASE_OK;
 }

@@ -83,8 +83,8 @@ base_code gw_find_tool(gw_turn *turn, const gw_tool_form *form, const char *name
                        base_err *err);
 /* none, auto, required (or any). */
 base_code gw_read_tool_mode(gw_turn *turn, const char *mode, const char *param, base_err *err);
-/* allowed_tools {mode, tools}: the prompt keeps all tools, so that its cached prefix stays. One
- * allowed tool that is required becomes a named choice; of several the mode alone is applied. */
+/* allowed_tools {mode, tools}: the prompt keeps all tools, so that its cached prefix stays; the
+ * others cannot be called. One allowed tool that is required becomes a named choice. */
 base_code gw_read_allowed_tools(gw_turn *turn, const gw_tool_form *form, const json_t *choice,
                                 base_err *err);
 
@@ -135,3 +135,19 @@ void gw_write_comment(gw_turn *turn);
  * answer must not look whole. `record` is scratch. */
 void gw_fail_plain(gw_turn *turn, base_buf *record, const gw_error_row *row, const char *param,
                    const char *message);
+
+/* ---- lists ---- */
+
+/* A parameter of a query, percent-decoded and cut to the buffer; false if it is absent. */
+bool gw_query_value(const char *query, const char *name, char *out, size_t size);
+
+typedef struct gw_page {
+    char after[128]; /* "": from the beginning */
+    uint32_t limit;  /* 1 to 100 */
+    bool oldest_first;
+} gw_page;
+/* after, limit (20), order (desc). */
+base_code gw_page_read(gw_page *out, const char *query, base_err *err);
+/* `{"object":"list","data":[…],"first_id","last_id","has_more"}` of a list with the oldest first.
+ */
+base_code gw_page_put(const gw_page *page, base_buf *out, const json_t *list, base_err *err);

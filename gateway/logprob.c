@@ -24,41 +24,53 @@ static void put_token(base_buf *out, const char *bytes, size_t count, float logp
     base_buf_puts(out, "]");
 }
 
-static void wait_for_text(gw_logprobs *list, gw_turn *turn, const eng_logprob *logprob)
+bool gw_logprobs_feed(gw_logprobs *list, const char *bytes, size_t length, eng_text json)
 {
-    const eng_engine *engine = turn->app->engine;
     if (list->count == list->capacity) {
         uint32_t capacity = list->capacity ? list->capacity * 2 : 64;
         gw_waiting *more = realloc(list->waiting, capacity * sizeof(*more));
-        if (!more) {
-            turn->lossy = true;
-            return;
-        }
+        if (!more)
+            return false;
         list->waiting = more;
         list->capacity = capacity;
     }
-    size_t bytes_before = list->bytes.length, json_before = list->json.length;
-    if (eng_detokenize(engine, &list->bytes, &logprob->token, 1, NULL))
-        return;
-    base_buf *out = &list->json;
-    base_buf_puts(out, "{");
-    put_token(out, list->bytes.data ? list->bytes.data + bytes_before : "",
-              list->bytes.length - bytes_before, logprob->logprob);
-    base_buf_puts(out, ",\"top_logprobs\":[");
+    base_buf_add(&list->bytes, bytes, length);
+    base_buf_add(&list->json, json.data, json.length);
+    if (list->keep) {
+        base_buf_puts(&list->log, list->log.length ? "," : "");
+        base_buf_add(&list->log, json.data, json.length);
+    }
+    list->waiting[list->count++] = (gw_waiting){(uint32_t)length, (uint32_t)json.length};
+    return !list->bytes.failed && !list->json.failed && !list->log.failed;
+}
+
+static void wait_for_text(gw_logprobs *list, gw_turn *turn, const eng_logprob *logprob)
+{
+    const eng_engine *engine = turn->app->engine;
+    base_buf json, bytes;
+    base_buf_init(&json, 0);
+    base_buf_init(&bytes, 0);
+    bool good = !eng_detokenize(engine, &bytes, &logprob->token, 1, NULL);
+    base_buf_puts(&json, "{");
+    put_token(&json, bytes.data ? bytes.data : "", bytes.length, logprob->logprob);
+    base_buf_puts(&json, ",\"top_logprobs\":[");
     uint32_t count = (uint32_t)base_min(logprob->top_count, list->top);
     for (uint32_t i = 0; i < count; i++) {
         base_buf top;
         base_buf_init(&top, 0);
         eng_detokenize(engine, &top, &logprob->top_token[i], 1, NULL);
-        base_buf_puts(out, i ? ",{" : "{");
-        put_token(out, top.data ? top.data : "", top.length, logprob->top_logprob[i]);
-        base_buf_puts(out, "}");
+        base_buf_puts(&json, i ? ",{" : "{");
+        put_token(&json, top.data ? top.data : "", top.length, logprob->top_logprob[i]);
+        base_buf_puts(&json, "}");
         base_buf_deinit(&top);
     }
-    base_buf_puts(out, "]}");
-    turn->lossy |= out->failed || list->bytes.failed;
-    list->waiting[list->count++] = (gw_waiting){(uint32_t)(list->bytes.length - bytes_before),
-                                                (uint32_t)(out->length - json_before)};
+    base_buf_puts(&json, "]}");
+    if (!good || json.failed || bytes.failed ||
+        !gw_logprobs_feed(list, bytes.data ? bytes.data : "", bytes.length,
+                          (eng_text){json.data, json.length}))
+        turn->lossy = true;
+    base_buf_deinit(&json);
+    base_buf_deinit(&bytes);
 }
 
 void gw_logprobs_step(gw_logprobs *list, gw_turn *turn, const eng_event *event)
@@ -132,7 +144,7 @@ void gw_logprobs_part(gw_logprobs *list, const eng_part *part)
 
 void gw_logprobs_deinit(gw_logprobs *list)
 {
-    base_buf *bufs[] = {&list->entries, &list->bytes, &list->json, &list->unmatched};
+    base_buf *bufs[] = {&list->entries, &list->bytes, &list->json, &list->unmatched, &list->log};
     for (size_t i = 0; i < sizeof(bufs) / sizeof(bufs[0]); i++)
         base_buf_deinit(bufs[i]);
     free(list->waiting);

@@ -23,10 +23,14 @@ typedef struct gw_logprobs {
     base_buf bytes, json, unmatched;
     gw_waiting *waiting;
     uint32_t count, capacity;
+    bool keep;    /* all tokens' entries stay in `log`, to be played again */
+    base_buf log; /* with commas between */
 } gw_logprobs;
 
 /* The tokens of a step, before its parts. Without memory the turn becomes lossy. */
 void gw_logprobs_step(gw_logprobs *list, gw_turn *turn, const eng_event *event);
+/* The same for one token whose entry is known: its bytes and JSON. False without memory. */
+bool gw_logprobs_feed(gw_logprobs *list, const char *bytes, size_t length, eng_text json);
 /* A part of the answer; its visible text makes entries. */
 void gw_logprobs_part(gw_logprobs *list, const eng_part *part);
 void gw_logprobs_deinit(gw_logprobs *list);

@@ -17,14 +17,17 @@ static eng_item *add(gw_item_list *list, eng_role role)
         uint32_t capacity = list->capacity ? list->capacity * 2 : 16;
         eng_item *items = base_arena_calloc(arena, capacity, sizeof *items);
         eng_text *ids = base_arena_calloc(arena, capacity, sizeof *ids);
-        if (!items || !ids)
+        gw_sealed *sealed = base_arena_calloc(arena, capacity, sizeof *sealed);
+        if (!items || !ids || !sealed)
             return NULL;
         if (list->count) {
             memcpy(items, list->items, list->count * sizeof *items);
             memcpy(ids, list->ids, list->count * sizeof *ids);
+            memcpy(sealed, list->sealed, list->count * sizeof *sealed);
         }
         list->items = items;
         list->ids = ids;
+        list->sealed = sealed;
         list->capacity = capacity;
     }
     eng_item *item = &list->items[list->count++];
@@ -175,7 +178,12 @@ static base_code read_reasoning(gw_item_list *list, const json_t *item, const ch
     eng_text text, summary;
     GW_TRY(read_content(list, &text, item, path, "content", err));
     GW_TRY(read_content(list, &summary, item, path, "summary", err));
-    return add_reasoning(list, text.length ? text : summary, err);
+    eng_text sealed = {0};
+    GW_TRY(gw_read_text(&sealed, item, path, "encrypted_content", err));
+    GW_TRY(add_reasoning(list, text.length ? text : summary, err));
+    if (sealed.length)
+        list->sealed[list->count - 1] = (gw_sealed){sealed, list->at};
+    return BASE_OK;
 }
 
 /* ---- references ---- */
@@ -301,6 +309,7 @@ base_code gw_items_read(gw_item_list *list, const json_t *input, const char *pat
     for (size_t i = 0; i < json_array_size(input); i++) {
         char where[GW_PATH_BYTES];
         gw_name_path(where, "%s[%zu]", path, i);
+        list->at = (uint32_t)i;
         GW_TRY(gw_items_read_one(list, json_array_get(input, i), where, err));
     }
     return BASE_OK;

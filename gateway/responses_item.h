@@ -6,11 +6,18 @@
 #pragma once
 #include "gateway/turn.h"
 
+typedef struct gw_sealed {
+    eng_text text;
+    uint32_t at; /* index in `input` */
+} gw_sealed;
+
 typedef struct gw_item_list {
     gw_turn *turn;
     eng_item *items;
-    eng_text *ids; /* which call a result answers */
+    eng_text *ids;     /* which call a result answers */
+    gw_sealed *sealed; /* runs that came with an assistant's reasoning */
     uint32_t count, capacity;
+    uint32_t at;    /* index in `input` of the item that is read */
     bool open;      /* the last item is an assistant's and may grow */
     json_t *stored; /* trees of items from the ledger, which texts point into; the owner's */
 } gw_item_list;

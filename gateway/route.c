@@ -64,6 +64,7 @@ static const route routes[] = {
     {"POST", "/detokenize", PUBLIC | JSON_BODY | TURN, gw_api_detokenize},
     {"POST", "/v1/responses", PUBLIC | JSON_BODY | TURN, gw_api_responses_handle},
     {"POST", "/v1/responses/input_tokens", PUBLIC | JSON_BODY | TURN, gw_api_responses_count},
+    {"GET", "/v1/responses/{id}/input_items", PUBLIC, gw_api_responses_items},
     {"GET", "/v1/responses/{id}", PUBLIC, gw_api_responses_get},
     {"DELETE", "/v1/responses/{id}", PUBLIC, gw_api_responses_delete},
     {"POST", "/v1/responses/{id}", PUBLIC, gw_api_responses_cancel},

@@ -36,6 +36,8 @@ typedef enum form { FORM_NONE, FORM_STREAM, FORM_ANSWER, FORM_REFUSAL } form;
 
 struct gw_tape {
     atomic_uint refs;
+    atomic_uint_fast64_t request;
+    atomic_bool started, cancelled;
     pthread_mutex_t mutex; /* guards all that follows */
     form form;
     bool ended, cut;
@@ -44,6 +46,7 @@ struct gw_tape {
     gw_error_row row; /* of a refusal; its param and message are the records */
     reader *readers;
     uint32_t reader_count;
+    gw_tape_wait *waits;
     uint64_t left_ns; /* when the last reader went, or the tape's beginning */
 };
 
@@ -87,6 +90,12 @@ static void wake(gw_tape *tape)
         r->posted = true;
         gw_loop_post(r->loop, &r->message);
     }
+    for (gw_tape_wait *w = tape->ended ? tape->waits : NULL, *next; w; w = next) {
+        next = w->next;
+        gw_loop_post(w->loop, &w->message);
+    }
+    if (tape->ended)
+        tape->waits = NULL;
 }
 
 /* With the mutex. */
@@ -365,6 +374,46 @@ uint64_t gw_tape_bytes(gw_tape *tape)
     uint64_t bytes = tape->bytes;
     pthread_mutex_unlock(&tape->mutex);
     return bytes;
+}
+
+void gw_tape_await(gw_tape *tape, gw_tape_wait *wait)
+{
+    pthread_mutex_lock(&tape->mutex);
+    wait->next = tape->waits;
+    tape->waits = wait;
+    if (tape->ended)
+        wake(tape);
+    pthread_mutex_unlock(&tape->mutex);
+}
+
+void gw_tape_set_request(gw_tape *tape, uint64_t request)
+{
+    atomic_store(&tape->request, request);
+}
+
+uint64_t gw_tape_request(gw_tape *tape)
+{
+    return atomic_load(&tape->request);
+}
+
+void gw_tape_set_started(gw_tape *tape)
+{
+    atomic_store(&tape->started, true);
+}
+
+bool gw_tape_started(gw_tape *tape)
+{
+    return atomic_load(&tape->started);
+}
+
+void gw_tape_set_cancelled(gw_tape *tape)
+{
+    atomic_store(&tape->cancelled, true);
+}
+
+bool gw_tape_cancelled(gw_tape *tape)
+{
+    return atomic_load(&tape->cancelled);
 }
 
 /* ---- tapes by name ---- */

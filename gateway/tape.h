@@ -43,6 +43,24 @@ uint64_t gw_tape_idle_ns(gw_tape *tape, uint64_t now);
 bool gw_tape_ended(gw_tape *tape);
 uint64_t gw_tape_bytes(gw_tape *tape);
 
+/* ---- what others know of the writer ---- */
+
+/* Of a turn that may be cancelled by others: its engine's request. 0: none. */
+void gw_tape_set_request(gw_tape *tape, uint64_t request);
+uint64_t gw_tape_request(gw_tape *tape);
+void gw_tape_set_started(gw_tape *tape); /* it left the queue */
+bool gw_tape_started(gw_tape *tape);
+void gw_tape_set_cancelled(gw_tape *tape); /* somebody asked for its end */
+bool gw_tape_cancelled(gw_tape *tape);
+
+/* Posts `message` to `loop` once the tape has ended, at once if it has. Both stay until then. */
+typedef struct gw_tape_wait {
+    gw_message message;
+    gw_loop *loop;
+    struct gw_tape_wait *next;
+} gw_tape_wait;
+void gw_tape_await(gw_tape *tape, gw_tape_wait *wait);
+
 /* ---- tapes by name ---- */
 
 /* Where tapes are found by others than their writer. A name is at most GW_TAPE_NAME_MAX bytes. */

@@ -19,6 +19,7 @@
 #include "gateway/conf.h"
 #include "gateway/idempotency.h"
 #include "gateway/metrics.h"
+#include "gateway/structured.h"
 #include "gateway/tenant.h"
 
 #define ARENA_FIRST_BYTES (32u << 10)
@@ -370,6 +371,7 @@ static void free_if_over(gw_turn *turn)
     free(turn->run);
     free(turn->steps);
     free(turn->held);
+    eng_grammar_unref(turn->request.grammar);
     json_decref(turn->json);
     base_arena_destroy(turn->arena);
     free(turn->body);
@@ -537,6 +539,9 @@ static bool begin_commit(gw_turn *turn, uint32_t run_tokens)
         .metadata = turn->metadata,
         .echo = turn->echo,
         .told = turn->told,
+        .conversation = turn->conversation,
+        .added = turn->added,
+        .added_count = turn->added_count,
         .moves_head = turn->moves_head,
         .root = &turn->root,
         .match = &turn->match,
@@ -617,10 +622,11 @@ static void on_done(gw_turn *turn, const eng_event *event)
                        (double)event->usage.prompt_tokens - (double)event->usage.cached_tokens);
     gw_metrics_observe(metrics, GW_OUTPUT_TOKENS, event->usage.output_tokens);
     let_go_engine(turn);
+    turn->run_tokens = (uint32_t)base_min(event->run_tokens, turn->run_count - turn->lead);
     if (turn->dialect->ending)
         turn->dialect->ending(turn);
     turn->commit_pending = true;
-    if (begin_commit(turn, (uint32_t)base_min(event->run_tokens, turn->run_count - turn->lead)))
+    if (begin_commit(turn, turn->run_tokens))
         return;
     turn->commit_pending = false;
     gw_metrics_add(metrics, GW_COMMIT_FAILED, 1);
@@ -934,7 +940,9 @@ static base_code submit(gw_turn *turn, base_err *err)
     if (conf->limits_request_timeout_ms)
         request->deadline_ns =
             turn->received_ns + (uint64_t)conf->limits_request_timeout_ms * 1000000;
-    base_code code = eng_submit(turn->app->engine, request, err);
+    base_code code = gw_hold_output(turn, err);
+    if (!code)
+        code = eng_submit(turn->app->engine, request, err);
     if (code)
         return code;
     atomic_store(&turn->submitted, true);

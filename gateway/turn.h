@@ -135,17 +135,22 @@ struct gw_turn {
     const char *label; /* session name from the client, NULL if none */
     const char
         *lock_id; /* turns of one such id follow each other, NULL: none; and the field that */
-    const char *lock_param; /* named it */
-    bool moves_head;        /* see gw_commit */
-    const char *metadata;   /* JSON, NULL if none */
-    const char *echo;       /* JSON for the ledger, NULL if none; see gw_commit */
-    const char *told;       /* the same */
+    const char *lock_param;   /* named it */
+    bool moves_head;          /* see gw_commit */
+    const char *metadata;     /* JSON, NULL if none */
+    const char *echo;         /* JSON for the ledger, NULL if none; see gw_commit */
+    const char *told;         /* the same */
+    const char *conversation; /* the same, with the items that it gets */
+    const struct gw_conversation_item *added;
+    uint32_t added_count;
     eng_text cache_salt;
     gw_retention retention;
     eng_item *items; /* chat.items, still writable */
     eng_chat chat;
     eng_request request; /* sampling, tools, tool choice, stops, max_tokens (0: as much as fits) */
     bool seeded;
+    eng_output output;        /* format, strict and allowed tools; see structured.h */
+    const char *format_param; /* the field that gave the format */
     /* ---- made by prepare ---- */
     gw_root root;
     gw_match match;
@@ -168,6 +173,7 @@ struct gw_turn {
     eng_usage usage;
     eng_finish finish;
     int32_t stop_index;
+    uint32_t run_tokens; /* generated ones that belong to the turn; see eng_event */
     bool stored;
     gw_held *held;
     uint32_t held_count, held_capacity;

@@ -1,0 +1,33 @@
+/* response_store: what of a response's stream is kept beside its tokens, and a stored response made
+ * again from both. Thread: worker, unless it says otherwise. */
+#pragma once
+#include "gateway/response.h"
+
+/* JSON for gw_commit.told and the rows of running streams. `end` NULL: it runs. Thread: the turn's
+ * loop. */
+void gw_response_tell(base_buf *out, const gw_turn *turn, const gw_response *r,
+                      const gw_response_end *end);
+/* The turn of "resp_" and 24 hex digits; false for any other text. Thread: any. */
+bool gw_response_turn(gw_id *out, const char *response);
+
+typedef struct gw_stored {
+    gw_response r;
+    gw_response_end end;
+    bool live;        /* never committed: it runs, or a crash cut it */
+    const char *echo; /* JSON object */
+    /* ---- its own ---- */
+    base_buf text, reasoning;
+    gw_turn_call *calls;
+    uint32_t call_count;
+    gw_logprobs list;
+    json_t *told, *answer;
+    bool failed;
+} gw_stored;
+
+/* Reads a response and plays its answer. `record` NULL: no events. `from` is the number behind the
+ * client's last event: where a crash cut the stream, the last event's number is at least that. The
+ * texts live in the arena. BASE_NOT_FOUND: there is none, or it was deleted. */
+base_code gw_stored_play(gw_stored *out, gw_app *app, int64_t tenant, const char *response,
+                         void (*record)(void *ctx, const base_buf *record), void *ctx,
+                         uint32_t from, base_arena *arena, base_err *err);
+void gw_stored_deinit(gw_stored *stored);
