@@ -30,6 +30,15 @@ async function settle(test) {
   }
   throw new Error(`never: ${test}`);
 }
+/** Waits until no prefill runs or follows. */
+async function quiet() {
+  for (let calm = 0, before = -1; calm < 4;) {
+    const now = await metric(server.admin, 'whimbrel_appended_tokens_total');
+    calm = now === before ? calm + 1 : 0;
+    before = now;
+    await sleep(60);
+  }
+}
 const user = (content) => ({ role: 'user', content });
 /** Everything of the turn before comes from the cache, but at most its last token. */
 function goesOn(before, after) {
@@ -147,8 +156,7 @@ await check('an appended result is prefilled as it arrives; the next turn names 
     await sleep(5);
   }
   assert.ok(last.prefilled_tokens > whole(t), `${last.prefilled_tokens} of ${whole(t)}`);
-  for (let i = 0; i < 100 && await metric(server.admin, 'whimbrel_prefilling'); i++) await sleep(20);
-  await sleep(100);
+  await quiet();
   const next = ok(await turn(id, [{ role: 'tool', tool_call_id: made.id }]));
   assert.equal(next.items[0].content, pieces.toString());
   const cached = next.usage.prompt_tokens_details.cached_tokens;
@@ -171,7 +179,7 @@ await check('what was prefilled of unfinished text is what the turn needs, whate
       last = ok(await call('POST', `/v1/sessions/${id}/append`, { call_id: made.id, text }));
       await sleep(8);
     }
-    for (let i = 0; i < 100 && await metric(server.admin, 'whimbrel_prefilling'); i++) await sleep(10);
+    await quiet();
     const next = ok(await turn(id, [{ role: 'tool', tool_call_id: made.id }], { max_tokens: 2 }));
     const cached = next.usage.prompt_tokens_details.cached_tokens;
     assert.ok(cached >= last.prefilled_tokens && cached > whole(t) + 50, `${kind}: ${cached} cached of ${next.usage.prompt_tokens}, ${last.prefilled_tokens} were prefilled, ${whole(t)} before`);
@@ -199,8 +207,7 @@ await check('appending: wrong calls, done ones, too much, no UTF-8, and a result
 
 await check('the glue behind a call is in the cache before its result', async () => {
   const { id, t, call: made } = await called();
-  for (let i = 0; i < 100 && await metric(server.admin, 'whimbrel_prefilling'); i++) await sleep(20);
-  await sleep(150);
+  await quiet();
   const next = ok(await turn(id, [{ role: 'tool', tool_call_id: made.id, content: `${word()} ${word()}` }]));
   const cached = next.usage.prompt_tokens_details.cached_tokens;
   assert.ok(cached > whole(t) + 2, `${cached} of ${whole(t)}: the end of turn, the tool's turn and its tag follow`);
