@@ -32,7 +32,7 @@ async function settle(test) {
 }
 /** Waits until no prefill runs or follows. */
 async function quiet() {
-  for (let calm = 0, before = -1; calm < 4;) {
+  for (let calm = 0, before = -1; calm < 12;) {
     const now = await metric(server.admin, 'whimbrel_appended_tokens_total');
     calm = now === before ? calm + 1 : 0;
     before = now;
