@@ -8,7 +8,7 @@
  * continue_final_message. The engine's own fields are taken from `extra_body` too, since some
  * clients forward it literally. Read for their type alone (hints): user, safety_identifier,
  * service_tier, verbosity, prompt_cache_key (a session label at last), prediction. Not offered yet,
- * and refused by name: n above 1, response_format other than text, audio output, custom tools,
+ * and refused by name: n above 1, audio output, custom tools,
  * parts that are not text. */
 #include "gateway/api_chat.h"
 
@@ -18,6 +18,7 @@
 
 #include "engine/base/num.h"
 #include "gateway/dialect.h"
+#include "gateway/structured.h"
 #include "gateway/logprob.h"
 
 static const gw_tool_form tool_form = {.inner = "function", .schema = "parameters", .strict = true};
@@ -347,15 +348,11 @@ static base_code read_hints(gw_turn *turn, base_err *err)
         if (!name || strcmp(name, "text") != 0)
             return gw_unsupported(err, "modalities", "modalities: this model writes text only");
     }
+    static const char *const keys[] = {"response_format", NULL};
     json_t *format;
     GW_TRY(gw_read_object(&format, json, "", "response_format", err));
-    const char *type = NULL;
-    if (format)
-        GW_TRY(gw_read_name(&type, format, "response_format", "type", GW_NAME_BYTES_MAX, err));
-    if (type && strcmp(type, "text") != 0)
-        return gw_unsupported(err, "response_format.type",
-                              "response_format.type '%.*s' is not offered yet, only text is",
-                              gw_shown(type, 32), type);
+    GW_TRY(gw_read_format(turn, format, keys, "json_schema", err));
+    GW_TRY(gw_read_engine_formats(turn, err));
     return gw_read_label(turn, err);
 }
 

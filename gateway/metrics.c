@@ -235,6 +235,9 @@ static void render_engine(const gw_app *app, base_buf *out)
     count(out, "prompt_tokens_total", "Prompt tokens, cached ones included.", s.prompt_tokens);
     count(out, "cached_tokens_total", "Prompt tokens taken from the prefix cache.",
           s.cached_tokens);
+    count(out, "forced_tokens_total",
+          "Output tokens that a grammar left one way for, written without the model.",
+          s.forced_tokens);
     count(out, "restored_tokens_total", "Those of them that were read back from disk.",
           s.restored_tokens);
     count(out, "output_tokens_total", "Tokens generated.", s.output_tokens);
