@@ -38,8 +38,11 @@ static void prepare_work(gw_ledger *ledger, gw_work *w, gw_commit *commit)
     run->sequence_tokens = commit->prompt_count + commit->run_count - commit->lead;
     run->tokens = (int32_t *)commit->run;
     run->token_count = commit->run_count;
-    gw_lineage(hash, &run->lineage, &commit->match->body, &run->visible);
-    gw_under(hash, &run->under, &commit->match->body);
+    run->bodied = !gw_digest_equal(&commit->match->body, &(gw_digest){0});
+    if (run->bodied) { /* a native turn follows its head: nobody looks for it by what was said */
+        gw_lineage(hash, &run->lineage, &commit->match->body, &run->visible);
+        gw_under(hash, &run->under, &commit->match->body);
+    }
     if (!commit->match->parent_guessed)
         run->parent = commit->match->parent;
     run->front = commit->match->front;
@@ -206,7 +209,7 @@ static bool add_run(gw_db *c, int64_t *id, gw_work *w)
         sqlite3_bind_int64(s, 11, run->sequence_tokens);
         sqlite3_bind_int64(s, 12, run->token_count);
         sqlite3_bind_blob64(s, 13, tokens.data, tokens.length, SQLITE_STATIC);
-        if (commit->splice) {
+        if (commit->splice && run->bodied) {
             sqlite3_bind_int64(s, 14, gw_digest_prefix(&run->lineage));
             gw_bind_digest(s, 15, &run->lineage);
             sqlite3_bind_int64(s, 16, gw_digest_prefix(&run->under));

@@ -502,10 +502,12 @@ gw_run *gw_column_run(sqlite3_stmt *s, base_arena *arena)
                run->token_count == (uint32_t)sqlite3_column_int64(s, 11);
         run->tokens = tokens;
     }
-    /* Rows of earlier versions have none of this: they stand in their slot's list only. */
-    if (good && sqlite3_column_type(s, 13) != SQLITE_NULL) {
-        good = gw_column_digest(s, 13, &run->lineage) && gw_column_digest(s, 14, &run->under) &&
-               column_bytes(s, 16, &run->front, sizeof(run->front)) &&
+    run->bodied = sqlite3_column_type(s, 13) != SQLITE_NULL;
+    if (good && run->bodied)
+        good = gw_column_digest(s, 13, &run->lineage) && gw_column_digest(s, 14, &run->under);
+    /* Rows of earlier versions have none of this. */
+    if (good && sqlite3_column_type(s, 16) != SQLITE_NULL) {
+        good = column_bytes(s, 16, &run->front, sizeof(run->front)) &&
                column_bytes(s, 17, run->head, sizeof(run->head));
         gw_id_set(&run->parent, (const char *)sqlite3_column_text(s, 15));
         run->head_tokens = (uint32_t)sqlite3_column_int64(s, 18);

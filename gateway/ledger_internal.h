@@ -67,6 +67,7 @@ typedef struct gw_run {
     gw_digest slot, lineage, under;
     gw_digest visible, reasoning, tokens_digest;
     bool has_reasoning;
+    bool bodied; /* `lineage` and `under` are set */
     int64_t tenant;
     char template_id[33];
     gw_id turn, session;                   /* that generated it first, */

@@ -439,7 +439,7 @@ void gw_memory_add(gw_memory *memory, const gw_run *run, bool alone)
     if (!h)
         h = held_new(run);
     const gw_digest *keys[] = {&run->slot, &run->lineage, &run->under};
-    for (int i = 0; h && i < 3; i++) {
+    for (int i = 0; h && i < (run->bodied ? 3 : 1); i++) {
         list *l = i ? list_of(memory, keys[i], false) : slot;
         if (l)
             list_add(memory, l, h);
