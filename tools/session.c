@@ -36,8 +36,7 @@ static const char *const files[] = {"notes/plan.md", "src/main.c",  "report.txt"
 static const char *const tasks[] = {"water the plants", "call the bank",     "buy milk",
                                     "renew the lease",  "feed the cat",      "send the invoice",
                                     "book a dentist",   "pick up the parcel"};
-static const char *const hours[] = {"8 am", "9 am", "10 am", "noon",
-                                    "3 pm", "5 pm", "6 pm",  "8 pm"};
+static const char *const hours[] = {"8 am", "9 am", "10 am", "noon", "3 pm", "5pm", "6 pm", "8 pm"};
 static const char *const subjects[] = {"Budget",  "Lunch",   "Schedule",
                                        "Invoice", "Meeting", "Travel plans"};
 static const char *const bodies[] = {"See you on Friday",     "The numbers are ready",
