@@ -14,7 +14,7 @@ static void sleep_ms(long ms)
 /* `size` bytes of a word; lives as long as the test. */
 static const char *long_text(const char *word, size_t size)
 {
-    char *out = keep(malloc(size + 64));
+    char *out = keep(calloc(1, size + 64));
     size_t at = 0;
     while (at < size)
         at += (size_t)sprintf(out + at, "%s ", word);
