@@ -62,6 +62,7 @@ static inline sqlite3 *open_raw(void)
     sqlite3 *db;
     snprintf(path, sizeof(path), "%s/whimbrel.db", directory);
     cr_assert_eq(sqlite3_open(path, &db), SQLITE_OK);
+    sqlite3_busy_timeout(db, 5000);
     return db;
 }
 
