@@ -12,10 +12,10 @@
  * Foreign, empty and missing signatures mean nothing and are fine; so is redacted_thinking.
  *
  * Read and applied: model, max_tokens, messages, system, tools, tool_choice, stream,
- * stop_sequences, temperature, top_p, top_k, thinking, output_config.effort, metadata, and the
+ * stop_sequences, temperature, top_p, top_k, thinking, output_config, metadata, and the
  * engine's seed, cache_salt and session_id. Thinking is off unless asked for, as this dialect's
  * clients expect. budget_tokens is a hint without effect. Server tools and their blocks in a
- * history are passed over. Refused by name: images, documents that are not text, output formats. */
+ * history are passed over. Refused by name: images, documents that are not text. */
 #include "gateway/api_messages.h"
 
 #include <stdio.h>
@@ -26,6 +26,7 @@
 #include "engine/base/num.h"
 #include "engine/base/utf8.h"
 #include "gateway/dialect.h"
+#include "gateway/structured.h"
 #include "gateway/seal.h"
 
 #define STOPS_MAX 64
@@ -493,6 +494,8 @@ static base_code read_thinking(gw_turn *turn, base_err *err)
 
 static base_code read_output(gw_turn *turn, base_err *err)
 {
+    static const char *const keys[] = {"output_config", "format", NULL};
+    static const char *const old_keys[] = {"output_format", NULL};
     json_t *config, *format = NULL, *old_format;
     const char *effort = NULL;
     GW_TRY(gw_read_object(&config, turn->json, "", "output_config", err));
@@ -501,11 +504,9 @@ static base_code read_output(gw_turn *turn, base_err *err)
         GW_TRY(gw_read_name(&effort, config, "output_config", "effort", GW_NAME_BYTES_MAX, err));
         GW_TRY(gw_read_object(&format, config, "output_config", "format", err));
     }
-    if (format || old_format) {
-        const char *param = format ? "output_config.format" : "output_format";
-        return base_fail_param(err, BASE_UNSUPPORTED, param, "%s is not offered yet, only text is",
-                               param);
-    }
+    GW_TRY(gw_read_format(turn, format, keys, NULL, err));
+    GW_TRY(gw_read_format(turn, old_format, old_keys, NULL, err));
+    GW_TRY(gw_read_engine_formats(turn, err));
     gw_set_effort(turn, effort);
     return gw_read_bool(&turn->stream, NULL, turn->json, "", "stream", err);
 }

@@ -7,7 +7,7 @@
  * Read for their type alone: user, safety_identifier, service_tier, truncation, text.verbosity,
  * prompt_cache_key (a session label at last), max_tool_calls. Tools of other types than function
  * are left out of the prompt: clients offer hosted ones unasked. Refused by name: prompt,
- * text.format other than text, parts that are not text. */
+ * parts that are not text. text.format: structured.h. */
 #include "gateway/api_responses.h"
 
 #include <stdio.h>
@@ -20,14 +20,16 @@
 #include "engine/base/num.h"
 #include "engine/base/utf8.h"
 #include "gateway/dialect.h"
+#include "gateway/structured.h"
 #include "gateway/ledger_conversation.h"
 #include "gateway/ledger_stream.h"
 #include "gateway/response_run.h"
 #include "gateway/response_store.h"
 #include "gateway/responses_item.h"
 
-#define FLUSH_MS 250 /* a running stream is written to the ledger so often, long ones less often   \
-                      */
+#define FLUSH_MS                                                                                   \
+    250 /* a running stream is written to the ledger so often, long ones less often                \
+         */
 
 /* Hosted tools are left out: clients offer them unasked. */
 static const gw_tool_form tool_form = {.schema = "parameters"};
@@ -109,20 +111,16 @@ static base_code read_refused(gw_turn *turn, base_err *err)
     const json_t *json = turn->json;
     if (json_object_get(json, "prompt") && !json_is_null(json_object_get(json, "prompt")))
         return not_offered(err, "prompt");
+    static const char *const keys[] = {"text", "format", NULL};
     json_t *text, *format;
-    const char *type = NULL, *verbosity = NULL;
+    const char *verbosity = NULL;
     GW_TRY(gw_read_object(&text, json, "", "text", err));
     if (text) {
         GW_TRY(gw_read_name(&verbosity, text, "text", "verbosity", GW_NAME_BYTES_MAX, err));
         GW_TRY(gw_read_object(&format, text, "text", "format", err));
-        if (format)
-            GW_TRY(gw_read_name(&type, format, "text.format", "type", GW_NAME_BYTES_MAX, err));
-        if (type && strcmp(type, "text") != 0)
-            return base_fail_param(err, BASE_UNSUPPORTED, "text.format.type",
-                                   "text.format.type '%.*s' is not offered yet, only text is",
-                                   gw_shown(type, 64), type);
+        GW_TRY(gw_read_format(turn, format, keys, NULL, err));
     }
-    return BASE_OK;
+    return gw_read_engine_formats(turn, err);
 }
 
 static base_code read_logprobs(gw_turn *turn, base_err *err)

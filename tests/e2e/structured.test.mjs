@@ -94,6 +94,16 @@ await check('a pattern, choices, a grammar and any object, by the names that eng
   assert.ok(ajv.validate(schemas[0], JSON.parse(await text({ guided_json: schemas[0] }))));
 });
 
+await check('Responses and Messages hold their text to a schema too', async () => {
+  for (const schema of schemas.slice(0, 2)) {
+    const r = await client.responses.create({ model: 'nano', input: 'Fill the form.', temperature: 1.5, max_output_tokens: 300, text: { format: { type: 'json_schema', name: 'out', strict: true, schema } } });
+    assert.ok(ajv.validate(schema, JSON.parse(r.output_text)), r.output_text);
+    const m = await post(server.url, '/v1/messages', { model: 'nano', max_tokens: 300, temperature: 1, messages: [{ role: 'user', content: 'Fill the form.' }], output_config: { format: { type: 'json_schema', schema } } });
+    assert.equal(m.status, 200, m.text);
+    assert.ok(ajv.validate(schema, JSON.parse(m.json.content.at(-1).text)), m.text);
+  }
+});
+
 await check('what has one way on is written without the model', async () => {
   const before = await metric(server.admin, 'whimbrel_forced_tokens_total');
   const r = await client.chat.completions.create(ask(held(object({ [`a_long_name_${word()}`]: { const: 'and a long constant text' } }))));
