@@ -82,7 +82,7 @@ await check('responses: a session begun on chat goes on with its whole cache', a
 await check('responses: what is not offered and what is wrong are named', async () => {
   const refused = (more, param) => assert.rejects(client.responses.create(ask('hi', more)), (e) => e instanceof OpenAI.BadRequestError && e.param === param);
   await refused({ background: true, store: false }, 'background');
-  await refused({ text: { format: { type: 'json_object' } } }, 'text.format.type');
+  await refused({ text: { format: 5 } }, 'text.format');
   await refused({ input: 5 }, 'input');
   await assert.rejects(client.responses.create(ask('hi', { model: word() })), OpenAI.NotFoundError);
 });

@@ -356,6 +356,27 @@ void eng_cancel(eng_engine *e, uint64_t id)
         atomic_fetch_add(&engine.cancelled, 1);
 }
 
+/* What engine_part gave out, once more, whatever the tokens are. */
+static struct {
+    eng_part_kind kind;
+    uint32_t call;
+    char text[64];
+} fake_parts[256];
+static uint32_t fake_part_count;
+
+base_code eng_replay(const eng_engine *e, const eng_request *request, const int32_t *tokens,
+                     uint32_t token_count, const uint32_t *steps, uint32_t step_count, bool ended,
+                     const eng_sink *sink, base_err *err)
+{
+    for (uint32_t i = 0; i < fake_part_count; i++) {
+        eng_part part = {fake_parts[i].kind, fake_parts[i].call, fake_parts[i].text,
+                         strlen(fake_parts[i].text)};
+        eng_event event = {.kind = ENG_EVENT_STEP, .parts = &part, .part_count = 1};
+        sink->event(sink->ctx, &event);
+    }
+    return BASE_OK;
+}
+
 eng_stats eng_get_stats(const eng_engine *e)
 {
     (void)e;
@@ -380,6 +401,11 @@ static inline void engine_started(uint32_t cached)
 /* One step whose tokens are the text's bytes. */
 static inline void engine_part(eng_part_kind kind, uint32_t call, const char *text)
 {
+    if (fake_part_count < 256) {
+        fake_parts[fake_part_count].kind = kind;
+        fake_parts[fake_part_count].call = call;
+        snprintf(fake_parts[fake_part_count++].text, sizeof fake_parts[0].text, "%s", text);
+    }
     int32_t tokens[512];
     uint32_t count = (uint32_t)strlen(text);
     for (uint32_t i = 0; i < count; i++)
