@@ -90,10 +90,10 @@ await check('after kill -9 in mid-stream: what is there, then response.incomplet
   assert.equal(end.response.incomplete_details.reason, 'server_restart');
   const same = again.findIndex((record, i) => record !== told[i]);
   assert.ok(same > 40, `${same} events of ${told.length} were kept`);
-  const [after, ...others] = await replay(id, last + 5);
-  assert.deepEqual(others, []);
-  assert.equal(parsed(after).type, 'response.incomplete');
-  assert.equal(parsed(after).sequence_number, last + 6);
+  // Behind what was kept: the open items are closed, numbered on from where the client was.
+  const beyond = (await replay(id, last + 5)).map(parsed);
+  beyond.forEach((event, k) => assert.equal(event.sequence_number, last + 6 + k));
+  assert.equal(beyond.at(-1).type, 'response.incomplete');
   assert.equal((await get(id)).status, 'incomplete');
 });
 
