@@ -233,12 +233,18 @@ static void find_values(float *value, const float *hazard)
 }
 
 /* The value of what an answer is being made for, at each age of the answer: as at the begin of a
- * pause of any class, but the rest of the answer takes its time as well. */
-static void find_values_of_answers(float *value, const float *ends, const float *hazard)
+ * pause of any class, but the rest of the answer takes its time as well. As a pause where nobody
+ * tells when answers end, and no more than one of the same age. */
+static void find_values_of_answers(const kv_index *index, float *value, const float *ends,
+                                   const float *hazard)
 {
+    const float *unknown = index->classes[CLASS_UNKNOWN].value,
+                *told = index->classes[CLASS_ANSWER].returned;
+    float told_count = 0;
     float returns[KV_AGES], time[KV_AGES], here = 1, r = 0, t = 0;
     for (uint32_t j = 0; j < KV_AGES; j++) {
         float gone = here * (1 - expf(-hazard[j] * (age_start(j + 1) - age_start(j))));
+        told_count += told[j];
         returns[j] = r += gone;
         time[j] = t += gone / hazard[j];
         here -= gone;
@@ -254,6 +260,8 @@ static void find_values_of_answers(float *value, const float *ends, const float 
             if (returns[j] > best * (rest + time[j]))
                 best = returns[j] / (rest + time[j]);
         value[i] = ANSWER_WORTH * best;
+        if (told_count < PRIOR_RETURNS || best > unknown[i])
+            value[i] = unknown[i];
     }
 }
 
@@ -295,7 +303,7 @@ static void learn(kv_index *index, uint64_t now)
             ended[i] = c->ended[i] + c->open[i];
         find_hazard(hazard, c->returned, ended, all);
         if (k == CLASS_ANSWER)
-            find_values_of_answers(c->value, hazard, all);
+            find_values_of_answers(index, c->value, hazard, all);
         else
             find_values(c->value, hazard);
     }

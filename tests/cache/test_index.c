@@ -824,6 +824,24 @@ Test(kv_index, without_notes_value_is_last_use)
     end();
 }
 
+Test(kv_index, with_pauses_that_nobody_notes_value_is_last_use)
+{
+    enum { N = 2000 };
+    make(N, 3 * N);
+    kv_index_set_policy(tree, KV_POLICY_VALUE, SECOND);
+    for (int32_t i = 0; i < N; i++)
+        free(run(i * 1000, KV_PAGE_TOKENS, 1 + (uint64_t)i * SECOND));
+    cr_assert_eq(kv_index_evict(tree, N / 2, (N + 1) * SECOND), N / 2);
+    seq *s = seq_make();
+    for (int32_t i = 0; i < N; i++) {
+        for (int32_t t = 0; t < KV_PAGE_TOKENS; t++)
+            s->tokens[t] = i * 1000 + t;
+        cr_assert_eq(peek(s, KV_PAGE_TOKENS), i < N / 2 ? 0 : KV_PAGE_TOKENS, "session %d", i);
+    }
+    seq_end(s);
+    end();
+}
+
 Test(kv_index, a_pin_holds_under_value_too)
 {
     make(12, 32);
