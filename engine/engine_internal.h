@@ -53,6 +53,7 @@ typedef struct eng_sequence {
     eng_constrain *constrain; /* NULL: the output is free */
 
     uint32_t *pages; /* [pages_max] */
+    kv_hint hint;    /* where its path stood in the index last */
     uint32_t page_count;
     uint32_t run;
     uint32_t draft_from; /* the drafter has no rows before it */
@@ -209,9 +210,9 @@ void eng__match_pages(eng_engine *engine, eng_sequence *seq, const int32_t *toke
 void eng__drop_pages(eng_engine *engine, eng_sequence *seq);
 /* Lists what has been run, so that others (and this one's next turn) find it. Returns its tokens.
  */
-uint32_t eng__list_pages(eng_engine *engine, const eng_sequence *seq);
+uint32_t eng__list_pages(eng_engine *engine, eng_sequence *seq);
 /* Lists and offers to the disk what a turn has run, and notes that its session pauses. */
-void eng__leave_pages(eng_engine *engine, const eng_sequence *seq);
+void eng__leave_pages(eng_engine *engine, eng_sequence *seq);
 /* What a pause behind this call waits for. */
 uint64_t eng__call_class(const eng_sequence *seq, const char *name, size_t length);
 /* The append right on the last page, filled to `tokens` rows; or a copy of those rows, in a page of

@@ -787,6 +787,9 @@ static bool drain(eng_engine *engine)
 void eng__update_gauges(eng_engine *engine)
 {
     ENG_GAUGE(engine, running, engine->active_count);
+    ENG_GAUGE(engine, queued, engine->waiting);
+    if (engine->active_count == 0)
+        ENG_GAUGE(engine, prefilling, 0);
     ENG_GAUGE(engine, pages_free, kv_pool_free_count(engine->pool));
     kv_index_stats stats = kv_index_get_stats(engine->index);
     ENG_GAUGE(engine, index_nodes, stats.nodes);

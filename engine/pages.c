@@ -58,8 +58,8 @@ uint32_t eng__alloc_page(eng_engine *engine, uint64_t owner)
 void eng__match_pages(eng_engine *engine, eng_sequence *seq, const int32_t *tokens, uint32_t count)
 {
     pthread_mutex_lock(&engine->index_lock);
-    kv_match match =
-        kv_index_match(engine->index, seq->request.space, tokens, count, seq->pages, base_now_ns());
+    kv_match match = kv_index_match_from(engine->index, seq->request.space, &seq->hint, tokens,
+                                         count, seq->pages, base_now_ns());
     pthread_mutex_unlock(&engine->index_lock);
     seq->page_count = match.page_count;
     seq->run = match.tokens;
@@ -79,7 +79,7 @@ void eng__drop_pages(eng_engine *engine, eng_sequence *seq)
     seq->run = 0;
 }
 
-uint32_t eng__list_pages(eng_engine *engine, const eng_sequence *seq)
+uint32_t eng__list_pages(eng_engine *engine, eng_sequence *seq)
 {
     /* Rows behind a stop string were run, but are nobody's text. */
     uint32_t count = seq->run;
@@ -89,7 +89,8 @@ uint32_t eng__list_pages(eng_engine *engine, const eng_sequence *seq)
         return 0;
     const int32_t *tokens = eng__known_tokens(seq, count);
     pthread_mutex_lock(&engine->index_lock);
-    kv_index_insert(engine->index, seq->request.space, tokens, count, seq->pages, base_now_ns());
+    kv_index_insert_from(engine->index, seq->request.space, &seq->hint, tokens, count, seq->pages,
+                         base_now_ns());
     pthread_mutex_unlock(&engine->index_lock);
     return count;
 }
@@ -107,7 +108,7 @@ static uint64_t pause_class(const eng_sequence *seq)
                                                                                  : 0;
 }
 
-void eng__leave_pages(eng_engine *engine, const eng_sequence *seq)
+void eng__leave_pages(eng_engine *engine, eng_sequence *seq)
 {
     uint32_t count = eng__list_pages(engine, seq);
     if (count == 0)
@@ -116,8 +117,8 @@ void eng__leave_pages(eng_engine *engine, const eng_sequence *seq)
     eng__tier_write(engine, seq, tokens, count);
     eng_past_note(&engine->past, seq->request.space, tokens, count);
     pthread_mutex_lock(&engine->index_lock);
-    kv_index_note_pause(engine->index, seq->request.space, tokens, count, pause_class(seq),
-                        base_now_ns());
+    kv_index_note_pause_from(engine->index, seq->request.space, &seq->hint, tokens, count,
+                             pause_class(seq), base_now_ns());
     pthread_mutex_unlock(&engine->index_lock);
 }
 
