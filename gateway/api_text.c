@@ -405,7 +405,9 @@ static void finish_completion(gw_turn *turn)
 
 static void fail(gw_turn *turn, const gw_error_row *row, const char *param, const char *message)
 {
-    gw_fail_plain(turn, &state(turn)->record, row, param, message);
+    /* Refused before it was read, it has no state, and no stream that needs one. */
+    base_buf *record = state(turn) ? &state(turn)->record : NULL;
+    gw_fail_plain(turn, record, row, param, message);
 }
 
 static void deinit(gw_turn *turn)
