@@ -364,15 +364,15 @@ static void sample_calls(const char *model, int32_t draft_tokens, eng_tool_choic
 
 Test(constrain, calls_are_what_their_schemas_say, .timeout = 300)
 {
-    sample_calls(MODEL, 0, ENG_TOOL_REQUIRED, 1, 100);
+    sample_calls(MODEL, 0, ENG_TOOL_REQUIRED, 0, 60);
 }
 
 Test(constrain, a_named_tool_alone_is_called, .timeout = 300)
 {
-    sample_calls(NANO, 7, ENG_TOOL_NAMED, 0, 30);
+    sample_calls(NANO, 7, ENG_TOOL_NAMED, 1, 12);
 }
 
 Test(constrain, calls_of_the_bundled_model, .timeout = 300)
 {
-    sample_calls(NANO, 7, ENG_TOOL_REQUIRED, 1, 60);
+    sample_calls(NANO, 7, ENG_TOOL_REQUIRED, 1, 16);
 }

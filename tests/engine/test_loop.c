@@ -293,7 +293,8 @@ Test(eng_engine, pinned_stays_erased_goes, .timeout = 120)
             eng_pin(engine, 1, prompts[0], 900, 3600);
     }
     cr_assert_eq(eng_peek_cached(engine, 1, prompts[0], 900), 900);
-    cr_assert_eq(eng_peek_cached(engine, 1, prompts[5], 900), 0);
+    for (uint32_t i = 1; i < 7; i++) /* which of them left a beginning is the policy's choice */
+        cr_assert_lt(eng_peek_cached(engine, 1, prompts[i], 900), 900, "prompt %u", i);
     cr_assert_eq(eng_erase(engine, 1, prompts[0], 900, 300, &err), BASE_OK, "%s", err.text);
     cr_assert_eq(eng_peek_cached(engine, 1, prompts[0], 900), 300);
     cr_assert_eq(eng_peek_cached(engine, 1, prompts[7], 900), 900);

@@ -190,7 +190,7 @@ Test(route, paths_methods_and_shapes, .timeout = 60)
         {ADM, GET("/v1/models"), "", 404, NULL, NULL},
         {ADM, GET("/metrics"), "", 200, "# TYPE whimbrel_steps_total counter", NULL},
         {ADM, GET("/metrics"), "", 200,
-         "whimbrel_requests_total{route=\"/v1/models/{id}\",status=\"200\"} 3\n", "nothing"},
+         "whimbrel_requests_total{route=\"/v1/models/{id}\",status=\"200\"} 3\n", "/nothing"},
     };
     CHECK_ROWS(rows);
     atomic_store(&app.draining, 1);
