@@ -24,9 +24,9 @@ typedef struct eng_sampler_input {
     const eng_counts *counts;
     const int32_t *end_tokens; /* banned while output_index < min_tokens, and with ignore_eos */
     uint32_t end_token_count;
-    int32_t ban; /* one more banned token, -1: none */
-    const uint32_t *mask; /* [vocab bits] what a grammar allows, at least one token; NULL: all. It is
-                             stronger than bias, bans and min_tokens */
+    int32_t ban;          /* one more banned token, -1: none */
+    const uint32_t *mask; /* [vocab bits] what a grammar allows, at least one token; NULL: all. It
+                             is stronger than bias, bans and min_tokens */
     uint64_t output_index;
     uint32_t choice;
 } eng_sampler_input;

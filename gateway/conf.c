@@ -92,7 +92,8 @@ static const row rows[] = {
     {"server.keepalive_ms", U32, AT(server_keepalive_ms), "15000", 10, DAY_MS,
      .help = "a silent stream gets a comment so often"},
     {"server.resume_ms", U32, AT(server_resume_ms), "10000", 0, DAY_MS,
-     .help = "stored streams and requests with an Idempotency-Key go on without their client for so long"},
+     .help = "stored streams and requests with an Idempotency-Key go on without their client for "
+             "so long"},
     {"server.idempotency_ms", U32, AT(server_idempotency_ms), "600000", 0, DAY_MS,
      .help = "an answer is given again to the same Idempotency-Key for so long"},
     {"server.drain_ms", U32, AT(server_drain_ms), "30000", 0, DAY_MS,
@@ -144,7 +145,8 @@ static const row rows[] = {
     {"ledger.cached_ttl_s", U32, AT(ledger_cached_ttl_s), "86400", 0, 366ull * 86400,
      .help = "turns that nobody asked to keep; 0: not on disk"},
     {"ledger.restore", CHOICE, AT(ledger_restore), "auto", .choices = "auto|linked|off",
-     .help = "hidden reasoning for clients that drop it: where it fits alone, by minted ids, never"},
+     .help =
+         "hidden reasoning for clients that drop it: where it fits alone, by minted ids, never"},
     {"ledger.volatile_lines", BOOL, AT(ledger_volatile_lines), "false",
      .help = "tell system texts that change by dates, counters and ids alone from edited ones"},
     {"ledger.kept_ttl_s", U32, AT(ledger_kept_ttl_s), "0", 0, 100ull * 366 * 86400,

@@ -163,8 +163,8 @@ typedef struct job {
     pthread_barrier_t *go;
 } job;
 
-__attribute__((target_clones("avx512f", "avx2", "default"))) uint64_t
-bench_read_all(const void *at, size_t bytes)
+__attribute__((target_clones("avx512f", "avx2", "default"))) uint64_t bench_read_all(const void *at,
+                                                                                     size_t bytes)
 {
     const wide *p = at;
     size_t count = bytes / sizeof *p;

@@ -38,7 +38,7 @@ await check('wrong types are 400 and name the field', async () => {
     [{ tools: [{ type: 'function', function: { name: 'bad name!' } }] }, 'tools[0].function.name'], [{ tool_choice: 'sometimes' }, 'tool_choice'],
     [{ tools: [weatherTool], tool_choice: { type: 'function', function: { name: 'nothing' } } }, 'tool_choice.function.name'], [{ n: 0 }, 'n'], [{ stream: 'yes' }, 'stream'],
     [{ logit_bias: { x: 1 } }, 'logit_bias'], [{ top_logprobs: 21, logprobs: true }, 'top_logprobs'], [{ seed: 'a' }, 'seed'], [{ model: 5 }, 'model'],
-    [{ response_format: { type: 'json_object' } }, 'response_format.type'],
+    [{ response_format: { type: 'xml' } }, 'response_format.type'],
   ]) {
     await refused({ ...good, ...change }, 400, { param });
   }

@@ -28,7 +28,8 @@ static void need_nano(void)
 Test(golden, nano_matches_the_oracle, .timeout = 500)
 {
     need_nano();
-    golden_file("nano-nvfp4.safetensors", MODELS, "nano", "auto", "nvfp4", true, LONGEST, 256, &NANO);
+    golden_file("nano-nvfp4.safetensors", MODELS, "nano", "auto", "nvfp4", true, LONGEST, 256,
+                &NANO);
 }
 
 /* ---- long operations from the oracle's own inputs ---- */
