@@ -23,7 +23,7 @@ const result = (message) => message.tool_calls.map((call) => ({ role: 'tool', to
 
 // One conversation: a question, a call, its result, an answer, a call without arguments, its result.
 const whole = start();
-const called = await run(whole);
+const called = await run({ ...whole, tool_choice: { type: 'function', function: { name: 'book_table' } }, parallel_tool_calls: false });
 assert.equal(called.message.tool_calls?.length, 1, JSON.stringify(called.message));
 whole.messages.push(called.message, ...result(called.message));
 const answered = await run(whole);
@@ -46,8 +46,8 @@ const rows = [
   ['arguments reordered', true, args(CALL, (a) => JSON.stringify(Object.fromEntries(Object.entries(JSON.parse(a)).reverse())))],
   ['arguments spaced', true, args(CALL, (a) => JSON.stringify(JSON.parse(a), null, 4))],
   ['arguments with escapes', true, args(CALL, (a) => a.replace(/Oslo/, '\\u004fsl\\u006f'))],
-  ['arguments: 4.0 for 4', true, args(CALL, (a) => a.replace(/\b4\b/, '4.0'))],
-  ['arguments: 4e0 for 4', true, args(CALL, (a) => a.replace(/\b4\b/, '4e0'))],
+  ['arguments: 4.0 for 4', true, args(CALL, (a) => a.replace(/("people": ?-?\d+)/, '$1.0'))],
+  ['arguments: 4e0 for 4', true, args(CALL, (a) => a.replace(/("people": ?-?\d+)/, '$1e0'))],
   ['arguments "" for {}', true, args(PING, () => '')],
   ['arguments null for {}', true, args(PING, () => 'null')],
   ['reasoning absent', true, (m) => { for (const at of [CALL, ANSWER, PING]) delete m[at].reasoning_content; }],
@@ -56,7 +56,7 @@ const rows = [
   ['developer for system', true, (m) => { m[0].role = 'developer'; }],
   ['marks of caching', true, (m) => { for (const item of m) item.cache_control = { type: 'ephemeral' }; }],
   ['model, sampling, max_tokens', true, (m, body) => { Object.assign(body, { temperature: 0.7, seed: 4, top_p: 0.9, max_tokens: 2 }); }],
-  ['arguments of another value', false, args(CALL, (a) => a.replace(/\b4\b/, '5'))],
+  ['arguments of another value', false, args(CALL, (a) => a.replace(/("people": ?-?\d+)/, '$11'))],
   ['arguments of another member', false, args(PING, () => '{"a":1}')],
   ['another name of a call', false, (m) => { m[CALL].tool_calls[0].function.name = 'get_weather'; }],
   ['a call more', false, (m) => { m[CALL].tool_calls.push({ id: 'own-1', type: 'function', function: { name: 'ping', arguments: '{}' } }); }],

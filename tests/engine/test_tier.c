@@ -404,7 +404,7 @@ Test(eng_tier, fetches_end_with_their_requests, .timeout = 120)
         run(engine, tokens[i], 700, 4, 0, &first[i]);
     }
     engine = restart(engine, &opts);
-    atomic_store(&read_delay_ms, 100);
+    atomic_store(&read_delay_ms, 2000);
     eng_request reqs[6];
     for (uint32_t i = 0; i < 6; i++) {
         reqs[i] = request(tokens[i], 700, 4, 0, &other[i]);
@@ -415,7 +415,8 @@ Test(eng_tier, fetches_end_with_their_requests, .timeout = 120)
     uint64_t before = base_now_ns();
     eng_cancel(engine, reqs[0].id); /* it is being fetched */
     wait_done(other, 2);
-    cr_assert_lt(base_now_ns() - before, 80000000u, "a cancel waited for the disk");
+    cr_assert_lt(base_now_ns() - before, 1500000000u, "a cancel waited for the disk");
+    atomic_store(&read_delay_ms, 100);
     cr_assert_eq(other[0].finish, ENG_FINISH_CANCELLED);
     cr_assert_eq(other[1].finish, ENG_FINISH_DEADLINE);
     wait_done(other + 2, 4);
