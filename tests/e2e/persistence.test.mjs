@@ -87,12 +87,12 @@ await check('B140: a kill in mid-turn leaves whole turns, and the session goes o
   session.on('error', () => {});
   const begun = new Set();
   const streams = Array.from({ length: 5 }, () => h2stream(session, '/v1/responses',
-    { model: 'nano', input: 'Count.', stream: true, max_output_tokens: 200, previous_response_id: first.json.id },
+    { model: 'nano', input: 'Count.', stream: true, max_output_tokens: 2000, ignore_eos: true, previous_response_id: first.json.id },
     { onRecord(record) {
       if (record.type === 'response.created') begun.add(record.response.id);
       if (record.type === 'response.completed') begun.delete(record.response.id);
     } }).catch(() => {}));
-  await sleep(300);
+  for (let i = 0; i < 100 && begun.size < 5; i++) await sleep(50);
   await server.kill9();
   await Promise.all(streams);
   session.destroy();
