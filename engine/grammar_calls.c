@@ -104,20 +104,17 @@ static uint32_t tag(gr_compile *c, bool close, gr_text name, uint32_t next)
     return mark(c, ENG_CONSTRAIN_SEPARATOR, next);
 }
 
+/* Names whose closing tags mean something else. */
+static const gr_text taken[] = {{"invoke", 6}, {"tool_call", 9}};
+
 static bool can_be_tag(gr_text name)
 {
-    static const gr_text taken[] = {{"invoke", 6}, {"tool_call", 9}};
     if (name.length == 0 || name.length > 512 || name.data[0] == '/')
         return false;
     for (size_t i = 0; i < name.length; i++)
         if ((uint8_t)name.data[i] < 0x20 || strchr("<>\"]", name.data[i]) != NULL)
             return false;
     return !gr_same(name, taken[0]) && !gr_same(name, taken[1]);
-}
-
-static gr_dfa *pattern(notation *n, gr_dfa **kept, const char *text)
-{
-    return gr_pattern(n->s, kept, text);
 }
 
 #define WS "[ \\t\\r\\n]*"
@@ -147,7 +144,7 @@ static gr_dfa *text_set(notation *n, gr_dfa *set, uint8_t kinds)
     };
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if ((kinds & others[i].kinds) != 0)
-            set = gr_dfa_op(n->c, set, pattern(n, others[i].kept, others[i].text), GR_MINUS);
+            set = gr_dfa_op(n->c, set, gr_pattern(n->s, others[i].kept, others[i].text), GR_MINUS);
     return set;
 }
 
@@ -180,8 +177,8 @@ static uint32_t lower_number(notation *n, const bundle *b, uint8_t kinds)
     bundle narrowed = *b;
     /* What has a fraction is no integer to the decoder. */
     if ((kinds & CHAT_NUMBER) == 0)
-        narrowed.number =
-            gr_dfa_and(n->s, b->number, pattern(n, &n->s->integer, "-?(0|[1-9][0-9]*)(\\.0+)?"));
+        narrowed.number = gr_dfa_and(n->s, b->number,
+                                     gr_pattern(n->s, &n->s->integer, "-?(0|[1-9][0-9]*)(\\.0+)?"));
     return narrowed.number != NULL && narrowed.number->count == 0
                ? GR_NONE
                : gr_lower_number(n->s, &narrowed);
@@ -351,7 +348,6 @@ static uint32_t arguments_rule(gr_compile *c, const gr_tool *tool)
 /* Any arguments: text and tags, up to the end of the call. */
 static uint32_t free_rule(gr_compile *c)
 {
-    static const gr_text taken[] = {{"invoke", 6}, {"tool_call", 9}};
     static const char name[] = "[^<>\"/\\]\\x00-\\x1f][^<>\"\\]\\x00-\\x1f]{0,127}";
     uint32_t rule = gr_rule_add(c), ret = gr_node_add(c, GR_RETURN, 0, 0, 0);
     gr_dfa *tags = gr_dfa_regex(c, name, sizeof name - 1, true, "name", NULL);

@@ -72,8 +72,10 @@ static base_code read_tools(job *j, bool typed, base_err *err)
         gr_tool tool = {.index = i};
         bool strict = o->strict != NULL && o->strict[i];
         base_code code = gr_tool_read(&tool, o->tools[i], err);
-        if (code != BASE_OK)
+        if (code != BASE_OK) {
+            gr_tool_deinit(&tool);
             return code;
+        }
         bool named = o->tool_choice != ENG_TOOL_NAMED ||
                      (tool.name.length == o->tool_name.length &&
                       memcmp(tool.name.data, o->tool_name.data, tool.name.length) == 0);
@@ -121,8 +123,15 @@ base_code eng_output_compile(eng_grammar **out, const eng_output *output, uint32
     /* Text alone is compiled with the defaults; one with calls under theirs. */
     if (code == BASE_OK)
         code = gr_compile_run(out, output_body, &j, j.calls ? &gr_calls_options : NULL, err);
-    for (uint32_t i = 0; i < j.tool_count; i++)
+    for (uint32_t i = 0; i < j.tool_count; i++) {
+        /* Types that could not all be read may be wrong ones. */
+        if (code == BASE_OK && chat_schema_failed(j.tools[i].types)) {
+            eng_grammar_unref(*out);
+            *out = NULL;
+            code = base_fail(err, BASE_NOMEM, "no memory for tools");
+        }
         gr_tool_deinit(&j.tools[i]);
+    }
     free(j.tools);
     return code;
 }

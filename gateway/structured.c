@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define PATH_DEPTH 6
+#define PATH_DEPTH 6 /* longest path of a format, and its end */
 #define CHOICES_MAX 1024
 
 static base_code take(gw_turn *turn, eng_format format, const char *param, base_err *err)
@@ -14,6 +14,18 @@ static base_code take(gw_turn *turn, eng_format format, const char *param, base_
     turn->output.format = format;
     turn->format_param = base_arena_copy(turn->arena, param, strlen(param) + 1);
     return turn->format_param ? BASE_OK : gw_no_memory(err);
+}
+
+/* The path of `keys`, joined by dots; returns how many there are. */
+static size_t join(char path[GW_PATH_BYTES], const char *const *keys)
+{
+    size_t depth = 0;
+    path[0] = '\0';
+    for (; keys[depth]; depth++) {
+        size_t used = strlen(path);
+        snprintf(path + used, GW_PATH_BYTES - used, "%s%s", depth ? "." : "", keys[depth]);
+    }
+    return depth;
 }
 
 /* The raw value under a path of members, copied to the arena. */
@@ -41,16 +53,12 @@ static base_code take_schema(gw_turn *turn, const json_t *schema, const char *co
 base_code gw_read_format(gw_turn *turn, const json_t *format, const char *const *keys,
                          const char *inner, base_err *err)
 {
-    const char *type = NULL, *path_keys[PATH_DEPTH + 3];
-    char path[GW_PATH_BYTES] = "", where[GW_PATH_BYTES];
-    size_t depth = 0;
+    const char *type = NULL, *path_keys[PATH_DEPTH] = {0};
+    char path[GW_PATH_BYTES], where[GW_PATH_BYTES];
     if (!format)
         return BASE_OK;
-    for (; keys[depth] && depth < PATH_DEPTH; depth++) {
-        path_keys[depth] = keys[depth];
-        size_t used = strlen(path);
-        snprintf(path + used, sizeof path - used, "%s%s", depth ? "." : "", keys[depth]);
-    }
+    size_t depth = join(path, keys);
+    memcpy(path_keys, keys, depth * sizeof *keys);
     GW_TRY(gw_read_name(&type, format, path, "type", GW_NAME_BYTES_MAX, err));
     if (!type || strcmp(type, "text") == 0)
         return BASE_OK;
@@ -67,16 +75,14 @@ base_code gw_read_format(gw_turn *turn, const json_t *format, const char *const 
         if (!holder)
             return gw_wrong_type(path, inner, "an object", NULL, err);
         path_keys[depth++] = inner;
-        size_t used = strlen(path);
-        snprintf(path + used, sizeof path - used, ".%s", inner);
+        join(path, path_keys);
     }
     const json_t *schema = json_object_get(holder, "schema");
     gw_name_path(where, "%s.schema", path);
     /* The vendor lets a schema be left out where strict is not set: any object then. */
     if (!schema && !json_is_true(json_object_get(holder, "strict")) && inner)
         return take(turn, (eng_format){.kind = ENG_FORMAT_OBJECT}, where, err);
-    path_keys[depth++] = "schema";
-    path_keys[depth] = NULL;
+    path_keys[depth] = "schema";
     return take_schema(turn, schema, path_keys, where, err);
 }
 
@@ -114,19 +120,14 @@ static base_code read_own(gw_turn *turn, const json_t *object, const char *const
                           const own_field *field, base_err *err)
 {
     const json_t *value = json_object_get(object, field->name);
-    const char *keys[PATH_DEPTH];
-    char param[GW_PATH_BYTES] = "";
-    size_t depth = 0;
+    const char *keys[PATH_DEPTH] = {0};
+    char param[GW_PATH_BYTES];
     if (!value || json_is_null(value) || json_is_false(value))
         return BASE_OK;
-    for (; above[depth]; depth++) {
-        keys[depth] = above[depth];
-        size_t used = strlen(param);
-        snprintf(param + used, sizeof param - used, "%s.", above[depth]);
-    }
+    size_t depth = join(param, above);
+    memcpy(keys, above, depth * sizeof *above);
     keys[depth] = field->name;
-    keys[depth + 1] = NULL;
-    snprintf(param + strlen(param), sizeof param - strlen(param), "%s", field->name);
+    join(param, keys);
     eng_format format = {.kind = field->kind};
     switch (field->kind) {
     case ENG_FORMAT_SCHEMA:
