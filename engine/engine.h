@@ -141,6 +141,11 @@ typedef struct eng_output {
     eng_tool_choice tool_choice; /* REQUIRED, NAMED: calls alone */
     eng_text tool_name;
     uint32_t call_max; /* 0: no bound */
+    /* [tool_count]; NULL: none. Kind REGEX, GBNF or CHOICE makes the tool a custom one: a call's
+     * only argument is the one property of its `parameters`, a text that follows this, whatever
+     * `strict` says. TEXT: an ordinary tool. A GBNF grammar may not spell the template's separator;
+     * texts of the other kinds that do are left out. */
+    const eng_format *inputs;
 } eng_output;
 
 /* Compiles it; NULL in `out` if nothing is asked for that free output would not give. Where calls
@@ -189,6 +194,8 @@ typedef enum eng_parse {
     ENG_PARSE_CHAT, /* reasoning, text and calls apart */
 } eng_parse;
 
+#define ENG_PREDICTION_MAX (1u << 20)
+
 typedef struct eng_request {
     uint64_t id; /* caller's, unique while it runs */
     void *user;  /* handed back with every event */
@@ -215,6 +222,11 @@ typedef struct eng_request {
      * no output. Yields to those that decode, as every prefill does. max_tokens and all that shapes
      * output is ignored. */
     bool prefill_only;
+    /* Tokens that the output will likely contain, in order: drafted from where the output agrees
+     * with them, so a right guess costs less time and a wrong one changes nothing. Not part of the
+     * prompt. At most ENG_PREDICTION_MAX. */
+    const int32_t *prediction;
+    uint32_t prediction_count;
     /* What only this request's tokens would bring to the disk stays in memory. */
     bool no_disk;
 } eng_request;
@@ -261,7 +273,8 @@ typedef struct eng_usage {
     uint32_t evicted_tokens;
     uint32_t output_tokens, reasoning_tokens;
     uint32_t drafted, accepted; /* draft tokens verified, and those of them that were kept */
-    uint32_t steps;             /* forward passes that made output tokens */
+    uint32_t predicted_accepted, predicted_rejected; /* those of them that came from a prediction */
+    uint32_t steps;                                  /* forward passes that made output tokens */
     uint64_t queue_ns, prefill_ns, ttft_ns, decode_ns;
 } eng_usage;
 
@@ -307,7 +320,11 @@ typedef struct eng_options {
     uint64_t kv_bytes;    /* bound of page memory */
     uint32_t context_max; /* 0: the model's */
     uint32_t sequences_max, queue_max, step_rows_max, prefill_chunk;
-    int32_t draft_tokens; /* 0: off; 1…block: fixed; -1: adaptive */
+    uint32_t step_ms_target; /* prefill rows beside those that decode are cut so that a step takes
+                                about so long; 0: by prefill_chunk alone */
+    int32_t draft_tokens; /* 0: off; 1…block: so many of the drafter's; -1: as many as pay, copies
+                             of earlier text among them */
+    const char *costs;    /* file that keeps the measured times of steps; NULL: none */
     bool evict_lru;       /* what was used longest ago goes first; else what is worth least */
     const char
         *disk; /* folder of the disk tier, made if absent (its parent is there); NULL: none */
@@ -315,7 +332,10 @@ typedef struct eng_options {
     uint64_t disk_write_bytes_s, disk_write_bytes_day; /* budgets of writing; 0: none */
     eng_sink sink;
     /* tests; 0 in production */
-    uint32_t slow_step_us;             /* sleep so long in every step */
+    uint32_t slow_step_us; /* sleep so long in every step */
+    /* Every step drafts draft_script[(output index) % count] and on, whatever that is worth. */
+    const int32_t *draft_script;
+    uint32_t draft_script_count;
     uint32_t disk_retry_ms;            /* pause after a failed write; 0: the store's own */
     const struct kv_store_io *disk_io; /* the disk's calls; NULL: the system's */
 } eng_options;
@@ -343,9 +363,9 @@ base_code eng_create(eng_engine **out, const eng_options *options, base_err *err
 void eng_destroy(eng_engine *engine); /* NULL is fine */
 const eng_info *eng_get_info(const eng_engine *engine);
 
-/* Copies what it needs but tokens, tools, stops, bias, stop_tokens and tool_name, which the caller
- * keeps until DONE. BASE_FULL if the queue is full, BASE_INVALID / BASE_TOO_LONG if the request
- * does not fit; no event follows then. Thread: any. */
+/* Copies what it needs but tokens, prediction, tools, stops, bias, stop_tokens and tool_name, which
+ * the caller keeps until DONE. BASE_FULL if the queue is full, BASE_INVALID / BASE_TOO_LONG if the
+ * request does not fit; no event follows then. Thread: any. */
 base_code eng_submit(eng_engine *engine, const eng_request *request, base_err *err);
 /* The request ends at the next step boundary with ENG_FINISH_CANCELLED, in the queue and in prefill
  * too; unknown ids are ignored. Thread: any. */
@@ -376,8 +396,11 @@ typedef struct eng_stats {
     uint64_t requests, finished, cancelled, failed;
     uint64_t prompt_tokens, cached_tokens, restored_tokens;
     uint64_t output_tokens, reasoning_tokens, drafted, accepted;
-    uint64_t forced_tokens; /* of the output, that a grammar left one way for */
+    uint64_t forced_tokens;                 /* of the output, that a grammar left one way for */
+    uint64_t copied, copied_accepted;       /* drafted and accepted: copies of earlier text */
+    uint64_t predicted, predicted_accepted; /* the same of predictions */
     uint64_t steps, step_rows, busy_ns;
+    uint64_t forward_ns, draft_ns, sample_ns; /* parts of busy_ns */
     uint32_t queued, running, prefilling;
     uint32_t pages_free, pages_total, index_nodes, index_pages;
     uint64_t evicted_pages;
