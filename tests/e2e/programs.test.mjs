@@ -26,7 +26,7 @@ const programs = [
       assert.equal(result.type, 'result');
       // A model that talks past its limit is told so; that is no fault of the protocol. The program then counts nothing.
       if (result.is_error) assert.equal(result.api_error, 'max_output_tokens', out);
-      else assert.ok(result.usage.input_tokens + result.usage.cache_read_input_tokens > 4000, out);
+      else assert.ok(result.usage.input_tokens + result.usage.cache_creation_input_tokens + result.usage.cache_read_input_tokens > 4000, out);
       return result;
     },
   },
