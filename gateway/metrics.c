@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/log.h"
 #include "gateway/append.h"
 #include "gateway/conf.h"
 #include "gateway/lock.h"
@@ -338,6 +339,8 @@ void gw_metrics_render(gw_metrics *metrics, const gw_app *app, base_buf *out)
         render_sessions(app, out);
     if (app->server != NULL)
         render_server(app, out);
+    count(out, "log_dropped_total", "Log lines dropped: nobody read stderr fast enough.",
+          base_log_dropped());
     gauge(out, "start_time_seconds", "Unix time of the start.", (double)app->started_ms / 1000);
     gauge(out, "draining", "1 while the server shuts down.", atomic_load(&app->draining));
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/log.h"
 #include "engine/base/utf8.h"
 
 /* A text may quote what a client sent and travels in JSON: it is not cut inside a character. */
@@ -81,6 +82,8 @@ const char *base_code_name(base_code code)
 
 _Noreturn void base_panic(const char *file, int line, const char *what)
 {
-    fprintf(stderr, "panic %s:%d: %s\n", file, line, what);
+    char text[512];
+    snprintf(text, sizeof text, "panic %.160s:%d: %.300s\n", file, line, what);
+    base_log_last_words(text);
     abort();
 }

@@ -32,16 +32,16 @@ export const finish = () => process.exit(failures ? 1 : 0);
 const living = new Set();
 process.on('exit', () => living.forEach((child) => child.kill('SIGKILL')));
 
-/** Starts build/whimbrel on free ports; `set` is a map of configuration keys. */
-export async function startServer({ data, model = process.env.WHIMBREL_E2E_MODEL ?? 'config/models/nano', set = {}, args = [], env = {} } = {}) {
+/** Starts build/whimbrel on free ports; `set` is a map of configuration keys. `stderr`: a descriptor that takes its log, which is then not read here. */
+export async function startServer({ data, model = process.env.WHIMBREL_E2E_MODEL ?? 'config/models/nano', set = {}, args = [], env = {}, stderr } = {}) {
   const own = data === undefined;
   data ??= mkdtempSync(join(tmpdir(), 'whimbrel-e2e-'));
   const argv = ['--model', model, '--listen', '127.0.0.1:0', '--data', data, '--set', 'admin.listen=127.0.0.1:0', ...args];
   for (const [key, value] of Object.entries(set)) argv.push('--set', `${key}=${value}`);
-  const child = spawn(program, argv, { cwd: root, env: { ...process.env, ...env } });
+  const child = spawn(program, argv, { cwd: root, env: { ...process.env, ...env }, stdio: ['ignore', 'pipe', stderr ?? 'pipe'] });
   living.add(child);
   let log = '', out = '';
-  child.stderr.on('data', (bytes) => (log += bytes));
+  child.stderr?.on('data', (bytes) => (log += bytes));
   const exited = new Promise((resolve) => child.on('exit', (code, signal) => { living.delete(child); resolve({ code, signal }); }));
   const line = await new Promise((resolve, reject) => {
     const timer = setTimeout(() => reject(new Error(`no ready line in 60 s:\n${log}`)), 60000);
@@ -55,9 +55,8 @@ export async function startServer({ data, model = process.env.WHIMBREL_E2E_MODEL
   const url = line.match(/^ready (\S+)/)[1];
   // The other listeners' addresses are in the log, for they may be off.
   let where;
-  for (let i = 0; i < 100 && !(where = log.match(/ listening tls=(\S+) admin=(\S+)/)); i++) await sleep(10);
-  const tls = where[1] === 'off' ? undefined : `https://${where[1]}`;
-  const admin = where[2] === 'off' ? undefined : `http://${where[2]}`;
+  for (let i = 0; i < 100 && !stderr && !(where = log.match(/ listening tls=(\S+) admin=(\S+)/)); i++) await sleep(10);
+  const [, tls, admin] = [...where ?? []].map((address, i) => (address === 'off' ? undefined : `${i === 1 ? 'https' : 'http'}://${address}`));
   return {
     url, admin, tls, data, child, exited, line, log: () => log,
     async stop() {
@@ -115,9 +114,9 @@ export async function post(url, path, body, headers = {}) {
 }
 
 /** A streamed request over HTTP/2: every record's JSON in order, "[DONE]" as the string. */
-export function h2stream(session, path, body, { onRecord } = {}) {
+export function h2stream(session, path, body, { onRecord, headers: more = {} } = {}) {
   return new Promise((resolve, reject) => {
-    const stream = session.request({ ':method': 'POST', ':path': path, 'content-type': 'application/json' });
+    const stream = session.request({ ':method': 'POST', ':path': path, 'content-type': 'application/json', ...more });
     const records = [];
     let text = '', status, headers;
     stream.on('response', (h) => { status = h[':status']; headers = h; });
