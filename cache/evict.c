@@ -45,7 +45,8 @@
 #define CLASS_UNKNOWN 0
 #define CLASS_LEFT_BEHIND 1
 #define CLASS_ANSWER 2 /* no pause: while an answer is made; counts how long that takes */
-#define CLASS_FIRST 3  /* of those by key */
+#define CLASS_OVER 3   /* worth nothing, whatever the others are like; nothing is learned from it */
+#define CLASS_FIRST 4  /* of those by key */
 
 /* Tokens of a leaf that stay when its last page goes. */
 static uint32_t kept_without_last(const kv_node *node)
@@ -80,6 +81,8 @@ static uint16_t class_of(kv_index *index, uint64_t key)
 {
     if (key == 0)
         return CLASS_UNKNOWN;
+    if (key == KV_CLASS_OVER)
+        return CLASS_OVER;
     uint32_t at = (uint32_t)((key * 0x9E3779B97F4A7C15u) >> 40) % (KV_CLASSES - CLASS_FIRST);
     for (uint32_t i = 0; i < KV_CLASSES - CLASS_FIRST; i++) {
         kv_pause_class *c = &index->classes[CLASS_FIRST + (at + i) % (KV_CLASSES - CLASS_FIRST)];
@@ -165,8 +168,8 @@ void kv_index__orphan(kv_index *index, uint32_t at, uint32_t parent)
 {
     const kv_node *node = &index->nodes[at];
     kv_node *stem = &index->nodes[parent];
-    if (node->paused == 0)
-        return;
+    if (node->paused == 0 || node->pause_class == CLASS_OVER)
+        return; /* no one will ask for the stem on its behalf, and others may */
     if (stem->paused == 0 && stem->parent != KV_NODE_NONE) {
         stem->paused = node->paused; /* whoever returns will ask for the stem first */
         stem->pause_class = node->pause_class;
@@ -287,7 +290,7 @@ static void learn(kv_index *index, uint64_t now)
     for (uint32_t i = 0; i < KV_AGES; i++) {
         prior[i] = 1 / (PRIOR_S + age_start(i));
         for (uint32_t c = 0; c < KV_CLASSES; c++) {
-            if (c == CLASS_ANSWER || c == CLASS_LEFT_BEHIND)
+            if (c == CLASS_ANSWER || c == CLASS_LEFT_BEHIND || c == CLASS_OVER)
                 continue;
             all_returned[i] += index->classes[c].returned[i];
             all_ended[i] += index->classes[c].ended[i] + index->classes[c].open[i];
@@ -297,7 +300,7 @@ static void learn(kv_index *index, uint64_t now)
     for (uint32_t k = 0; k < KV_CLASSES; k++) {
         kv_pause_class *c = &index->classes[k];
         float hazard[KV_AGES], ended[KV_AGES];
-        if (k >= CLASS_FIRST && c->key == 0)
+        if (k == CLASS_OVER || (k >= CLASS_FIRST && c->key == 0))
             continue;
         for (uint32_t i = 0; i < KV_AGES; i++)
             ended[i] = c->ended[i] + c->open[i];

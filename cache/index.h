@@ -86,8 +86,10 @@ typedef enum kv_policy {
  * statistics are kept when the policy changes. A new index has KV_POLICY_LRU. */
 void kv_index_set_policy(kv_index *index, kv_policy policy, uint64_t second);
 /* A turn has ended: tokens[0..count) is listed, and whoever made it pauses. `class_key` says what
- * it waits for (a hash of tenant and tool name, 0: unknown); the pause ends when a match covers the
- * path again. Under any policy this only learns. */
+ * it waits for (a hash of tenant and tool name, 0: unknown, KV_CLASS_OVER); the pause ends when a
+ * match covers the path again. Under any policy this only learns. */
+#define KV_CLASS_OVER                                                                              \
+    UINT64_MAX /* for nothing: it said that it is done. KV_POLICY_VALUE takes it at its word */
 void kv_index_note_pause(kv_index *index, uint64_t space, const int32_t *tokens, uint32_t count,
                          uint64_t class_key, uint64_t now);
 void kv_index_note_pause_from(kv_index *index, uint64_t space, const kv_hint *hint,

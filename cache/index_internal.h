@@ -40,7 +40,7 @@ typedef struct kv_node {
     uint16_t pause_class;
 } kv_node;
 
-#define KV_CLASSES 256 /* 0: unknown; the next two are evict.c's own; the others by class_key */
+#define KV_CLASSES 256 /* 0: unknown; the next three are evict.c's own; the others by class_key */
 #define KV_AGES 44     /* KV_AGE_FIRST_S * 2^(i / 2) and on: the last begins after 8 days */
 #define KV_AGE_FIRST_S 0.25
 

@@ -229,6 +229,8 @@ typedef struct eng_request {
     uint32_t prediction_count;
     /* What only this request's tokens would bring to the disk stays in memory. */
     bool no_disk;
+    /* A hint: nobody will go on from here. What the path has to itself is the first to make room. */
+    bool session_over;
 } eng_request;
 
 typedef enum eng_part_kind {

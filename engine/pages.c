@@ -102,6 +102,8 @@ uint64_t eng__call_class(const eng_sequence *seq, const char *name, size_t lengt
 
 static uint64_t pause_class(const eng_sequence *seq)
 {
+    if (seq->request.session_over)
+        return KV_CLASS_OVER;
     if (seq->request.prefill_only)
         return eng__call_class(seq, PREFILL_CLASS, sizeof PREFILL_CLASS);
     return seq->finish == ENG_FINISH_STOP && eng_decoder_calls(seq->decoder) > 0 ? seq->call_class

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/random.h>
 
 #define XXH_INLINE_ALL
@@ -1099,6 +1100,13 @@ static const char *label_of(gw_exchange *exchange)
     return NULL;
 }
 
+/* A load client or an agent that ends a session says so with its last request. */
+static bool session_over(gw_exchange *exchange)
+{
+    const char *value = gw_exchange_header(exchange, "x-dynamo-session-final");
+    return value && (strcasecmp(value, "true") == 0 || strcmp(value, "1") == 0);
+}
+
 void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect)
 {
     gw_identity identity;
@@ -1134,7 +1142,8 @@ void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect
     turn->request = (eng_request){.id = gw_request_id(),
                                   .sampling = ENG_SAMPLING_DEFAULT,
                                   .parse = ENG_PARSE_CHAT,
-                                  .tool_choice = ENG_TOOL_AUTO};
+                                  .tool_choice = ENG_TOOL_AUTO,
+                                  .session_over = session_over(exchange)};
     turn->port.event = on_event;
     turn->port.tick = on_tick;
     turn->job.run = prepare_run;

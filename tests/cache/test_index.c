@@ -867,3 +867,26 @@ Test(kv_index, a_dearer_page_stays_longer)
     free(deep), free(flat);
     end();
 }
+
+Test(kv_index, who_said_that_it_is_over_goes_first_and_takes_no_one_along)
+{
+    make(16, 32);
+    kv_index_set_policy(tree, KV_POLICY_VALUE, SECOND);
+    seq *other = run(9000, 500, 10 * SECOND), *open_one = run(1000, 500, 20 * SECOND);
+    /* It begins as the one before, and was used last. */
+    seq *s = seq_make(), *over = seq_make();
+    cr_assert_eq(seq_reuse(s, open_one->tokens, 256, 30 * SECOND), 256);
+    seq_add_range(s, 5000, 244);
+    cr_assert(seq_insert(s, 30 * SECOND));
+    memcpy(over->tokens, s->tokens, sizeof s->tokens);
+    seq_end(s);
+    kv_index_note_pause(tree, SPACE, other->tokens, 500, 7, 11 * SECOND);
+    kv_index_note_pause(tree, SPACE, open_one->tokens, 500, 7, 21 * SECOND);
+    kv_index_note_pause(tree, SPACE, over->tokens, 500, KV_CLASS_OVER, 31 * SECOND);
+    cr_assert_eq(kv_index_evict(tree, kv_pool_free_count(pool) + 2, 40 * SECOND), 2);
+    cr_assert_eq(peek(over, 500), 256);
+    cr_assert_eq(peek(open_one, 500), 500);
+    cr_assert_eq(peek(other, 500), 500);
+    free(other), free(open_one), free(over);
+    end();
+}
