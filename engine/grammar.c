@@ -149,6 +149,21 @@ static uint32_t rule_height(const eng_grammar *g, uint32_t rule)
     return g->rules.data[rule].height;
 }
 
+/* Least frames of an item at a place that counts for all `matches`. */
+static uint32_t place_height(const eng_grammar *g, const gr_array *array, uint32_t place,
+                             uint32_t matches)
+{
+    uint32_t least = GR_INFINITE;
+    for (uint32_t i = 0; i < array->item_count; i++) {
+        const gr_item *item = &g->items.data[array->items + i];
+        uint32_t index = item->index == GR_INFINITE ? array->prefix : item->index;
+        uint32_t height = rule_height(g, item->rule);
+        if (index == place && (item->matches & matches) == matches && height < least)
+            least = height;
+    }
+    return least;
+}
+
 /* Frames above its own that a node needs until its rule returns. */
 static uint32_t node_height(const eng_grammar *g, const uint32_t *heights, uint32_t index)
 {
@@ -191,12 +206,17 @@ static uint32_t node_height(const eng_grammar *g, const uint32_t *heights, uint3
         if (array->min > array->max)
             return GR_INFINITE;
         for (uint32_t i = 0; i < array->min && i <= array->prefix; i++) {
-            need = rule_height(g, g->lists.data[array->rules + i]);
+            need = place_height(g, array, i, 0);
             least = need > least ? need : least;
         }
-        if (array->contains > 0) {
-            need = rule_height(g, array->contains_rule);
-            least = need > least ? need : least;
+        for (uint32_t w = 0; w < array->want_count; w++) {
+            uint32_t best = GR_INFINITE;
+            for (uint32_t i = 0; array->want[w].min > 0 && i <= array->prefix; i++) {
+                need = place_height(g, array, i, 1u << w);
+                best = need < best ? need : best;
+            }
+            if (array->want[w].min > 0)
+                least = best > least ? best : least;
         }
         return least;
     }
@@ -674,9 +694,8 @@ static uint32_t frame_make(eng_grammar_run *run, uint32_t parent, uint32_t next,
     return pool_intern(run, &run->frames, frame_hash(frame), size, UINT32_MAX);
 }
 
-/* The frame with one more in its count (kept at `saturate`), and a bit set or word 0 counted. */
-static uint32_t frame_with(eng_grammar_run *run, uint32_t old, uint32_t saturate, uint32_t bit,
-                           uint32_t word_max)
+/* The frame with one more in its count (kept at `saturate`), and a bit set. */
+static uint32_t frame_with(eng_grammar_run *run, uint32_t old, uint32_t saturate, uint32_t bit)
 {
     uint32_t size = frame_size(frame_at(run, old));
     if (!pool_room(run, &run->frames, size))
@@ -687,8 +706,27 @@ static uint32_t frame_with(eng_grammar_run *run, uint32_t old, uint32_t saturate
         frame[FRAME_COUNT]++;
     if (bit != GR_INFINITE)
         frame[FRAME_WORDS + bit / 32] |= 1u << bit % 32;
-    if (frame_size(frame) > FRAME_WORDS && frame[FRAME_WORDS] < word_max)
-        frame[FRAME_WORDS]++;
+    return pool_intern(run, &run->frames, frame_hash(frame), size, UINT32_MAX);
+}
+
+/* The frame after an item: one more, and what it counts for. */
+static uint32_t frame_item(eng_grammar_run *run, uint32_t old, const gr_array *array,
+                           const gr_item *item)
+{
+    uint32_t size = frame_size(frame_at(run, old));
+    if (item->matches == 0)
+        return frame_with(run, old, array->saturate, item->value);
+    if (!pool_room(run, &run->frames, size))
+        return 0;
+    uint32_t *frame = run->frames.words + run->frames.used;
+    memcpy(frame, frame_at(run, old), size * sizeof *frame);
+    if (frame[FRAME_COUNT] < array->saturate)
+        frame[FRAME_COUNT]++;
+    for (uint32_t w = 0; w < array->want_count; w++) {
+        uint32_t keep = array->want[w].max == GR_INFINITE ? array->want[w].min : array->want[w].max;
+        if ((item->matches >> w & 1) && frame[FRAME_WORDS + w] < keep)
+            frame[FRAME_WORDS + w]++;
+    }
     return pool_intern(run, &run->frames, frame_hash(frame), size, UINT32_MAX);
 }
 
@@ -776,9 +814,38 @@ static bool more_members(const eng_grammar *g, const gr_object *object, const ui
     return false;
 }
 
-static uint32_t contains_left(const gr_array *array, const uint32_t *frame)
+/* How many more items must count for want `w`, once an item has that counts for `matches`. */
+static uint32_t want_left(const gr_array *array, const uint32_t *frame, uint32_t w,
+                          uint32_t matches)
 {
-    return array->contains == 0 ? 0 : array->contains - frame[FRAME_WORDS];
+    uint32_t count = frame[FRAME_WORDS + w] + (matches >> w & 1);
+    return count < array->want[w].min ? array->want[w].min - count : 0;
+}
+
+/* Whether what is still wanted finds room behind the item that comes next. */
+static bool wants_fit(const eng_grammar *g, const gr_array *array, const gr_item *item,
+                      const uint32_t *frame)
+{
+    uint32_t count = frame[FRAME_COUNT], most = 0, sum = 0;
+    for (uint32_t w = 0; w < array->want_count; w++) {
+        uint32_t left = want_left(array, frame, w, item->matches), places = 0;
+        if ((item->matches >> w & 1) && frame[FRAME_WORDS + w] >= array->want[w].max)
+            return false;
+        most = left > most ? left : most;
+        sum += left;
+        /* Past the prefix there is no end of places but max. */
+        if (left == 0 || place_height(g, array, array->prefix, 1u << w) != GR_INFINITE)
+            continue;
+        for (uint32_t i = count + 1; i < array->prefix && i < array->max; i++)
+            places += place_height(g, array, i, 1u << w) != GR_INFINITE;
+        if (places < left)
+            return false;
+    }
+    if (array->max == GR_INFINITE || most == 0)
+        return true;
+    bool shared =
+        place_height(g, array, array->prefix, (1u << array->want_count) - 1) != GR_INFINITE;
+    return count + 1 + (shared ? most : sum) <= array->max;
 }
 
 static bool item_allowed(const eng_grammar *g, const gr_array *array, const gr_item *item,
@@ -789,19 +856,27 @@ static bool item_allowed(const eng_grammar *g, const gr_array *array, const gr_i
         return false;
     if (item->value != GR_INFINITE && seen(frame, item->value))
         return false;
-    if (array->max == GR_INFINITE)
-        return true;
-    uint32_t left = contains_left(array, frame);
-    left -= item->contains && left > 0;
-    return count < array->max && count + 1 + left <= array->max;
+    if (array->max != GR_INFINITE && count >= array->max)
+        return false;
+    return array->want_count == 0 || wants_fit(g, array, item, frame);
 }
 
 static bool more_items(const eng_grammar *g, const gr_array *array, const uint32_t *frame)
 {
-    uint32_t count = frame[FRAME_COUNT];
-    uint32_t place = count < array->prefix ? count : array->prefix;
-    return (array->max == GR_INFINITE || count < array->max) &&
-           rule_height(g, g->lists.data[array->rules + place]) != GR_INFINITE;
+    for (uint32_t i = 0; i < array->item_count; i++) {
+        const gr_item *item = &g->items.data[array->items + i];
+        if (item_allowed(g, array, item, frame) && rule_height(g, item->rule) != GR_INFINITE)
+            return true;
+    }
+    return false;
+}
+
+static bool wants_met(const gr_array *array, const uint32_t *frame)
+{
+    for (uint32_t w = 0; w < array->want_count; w++)
+        if (want_left(array, frame, w, 0) > 0)
+            return false;
+    return true;
 }
 
 /* ---- closing ---- */
@@ -885,7 +960,7 @@ static void close_one(eng_grammar_run *run, thread t)
         const gr_object *object = &g->objects.data[node->a];
         if (!member_allowed(g, object, frame, node->b))
             return;
-        to = frame_with(run, t.frame, object->counted ? GR_INFINITE : 0, node->b, 0);
+        to = frame_with(run, t.frame, object->counted ? GR_INFINITE : 0, node->b);
         break;
     }
     case GR_EXTRA: {
@@ -896,7 +971,7 @@ static void close_one(eng_grammar_run *run, thread t)
         uint32_t saturate = !object->counted             ? 0
                             : object->max != GR_INFINITE ? GR_INFINITE
                                                          : object->min;
-        to = frame_with(run, t.frame, saturate, object->ordered ? object->members : GR_INFINITE, 0);
+        to = frame_with(run, t.frame, saturate, object->ordered ? object->members : GR_INFINITE);
         break;
     }
     case GR_MORE:
@@ -915,8 +990,7 @@ static void close_one(eng_grammar_run *run, thread t)
         const gr_item *item = &g->items.data[node->b];
         if (!item_allowed(g, array, item, frame))
             return;
-        to = frame_with(run, t.frame, array->saturate, item->value,
-                        item->contains ? array->contains : 0);
+        to = frame_item(run, t.frame, array, item);
         break;
     }
     case GR_MORE_ITEMS:
@@ -925,7 +999,7 @@ static void close_one(eng_grammar_run *run, thread t)
         break;
     case GR_ARRAY_END: {
         const gr_array *array = &g->arrays.data[node->a];
-        if (frame[FRAME_COUNT] < array->min || contains_left(array, frame) > 0)
+        if (frame[FRAME_COUNT] < array->min || !wants_met(array, frame))
             return;
         break;
     }
@@ -934,7 +1008,7 @@ static void close_one(eng_grammar_run *run, thread t)
         if (frame[FRAME_COUNT] >= length->max)
             return;
         to = frame_with(run, t.frame, length->max == GR_INFINITE ? length->min : length->max,
-                        GR_INFINITE, 0);
+                        GR_INFINITE);
         break;
     }
     case GR_STRING_END:

@@ -119,15 +119,20 @@ static bool can_be_tag(gr_text name)
 
 #define WS "[ \\t\\r\\n]*"
 
+/* Texts without the separator's spelling. */
+static gr_dfa *unspelled(gr_compile *c)
+{
+    static const char spelling[] = "\\]<\\]minimax\\[>\\[";
+    return gr_dfa_op(c, gr_dfa_all(c),
+                     gr_dfa_regex(c, spelling, sizeof spelling - 1, false, "text", NULL), GR_MINUS);
+}
+
 /* The texts of a string: never the separator's spelling, nor what the decoder takes for a narrower
  * type. */
 static gr_dfa *text_set(notation *n, gr_dfa *set, uint8_t kinds)
 {
-    if (n->plain == NULL) {
-        static const char spelling[] = "\\]<\\]minimax\\[>\\[";
-        gr_dfa *spelled = gr_dfa_regex(n->c, spelling, sizeof spelling - 1, false, "text", NULL);
-        n->plain = gr_dfa_op(n->c, gr_dfa_all(n->c), spelled, GR_MINUS);
-    }
+    if (n->plain == NULL)
+        n->plain = unspelled(n->c);
     set = gr_dfa_and(n->s, set, n->plain);
     if (kinds == 0 || kinds == CHAT_STRING)
         return set;
@@ -193,6 +198,7 @@ static uint32_t lower_members(notation *n, const object *o, const dom *at, int32
     uint32_t count = 0, index = c->g->objects.count;
     uint32_t *rules = gr_alloc(c, o->count, sizeof *rules);
     uint32_t *ways = gr_alloc(c, o->count, sizeof *ways);
+    bool *required = gr_alloc(c, o->count, sizeof *required);
     member **kept = gr_alloc(c, o->count, sizeof *kept);
     for (uint32_t i = 0; i < o->count; i++) {
         member *m = &o->members[i];
@@ -201,13 +207,15 @@ static uint32_t lower_members(notation *n, const object *o, const dom *at, int32
         if (can_be_tag(m->name)) {
             int32_t types = chat_schema_member(n->types, known, m->name.data, m->name.length, NULL);
             kept[count] = m;
+            required[count] = m->required;
             rules[count++] = value_rule(n, m->value, types);
         } else if (m->required) {
             gr_wrong(n->s, BASE_UNSUPPORTED, at, "required", "%.*s cannot be the name of a tag",
                      (int)gr_least((uint32_t)m->name.length, 64), m->name.data);
         }
     }
-    if (o->min > count)
+    /* What only a member without a name here could satisfy is written as JSON, or not at all. */
+    if (o->min > count || o->want_count > 0)
         return GR_NONE;
     *gr_push(c, &c->g->objects) = (gr_object){0};
     uint32_t end = gr_node_add(c, GR_OBJECT_END, index, 0, n->s->ret);
@@ -219,24 +227,9 @@ static uint32_t lower_members(notation *n, const object *o, const dom *at, int32
         ways[i] = gr_node_add(c, GR_KEY, index, i, tag(c, false, kept[i]->name, next));
     }
     gr_fork_set(c, choose, ways, count);
-    gr_object out = {.members = count, .min = o->min, .max = o->max};
-    out.counted = o->min > 0 || o->max != GR_INFINITE;
-    out.words = count == 0 ? 0 : (count + 64) / 64;
-    out.required = c->g->bits.count;
-    for (uint32_t i = 0; i < out.words; i++)
-        *gr_push(c, &c->g->bits) = 0;
-    for (uint32_t i = 0; i < count; i++)
-        if (kept[i]->required)
-            c->g->bits.data[out.required + i / 64] |= (uint64_t)1 << i % 64;
-    out.rules = c->g->lists.count;
-    for (uint32_t i = 0; i < count; i++)
-        *gr_push(c, &c->g->lists) = rules[i];
-    c->g->objects.data[index] = out;
-    uint32_t start = gr_fork_add(c, (uint32_t[]){choose, end}, empty ? 2 : 1);
-    uint32_t rule = gr_rule_add(c);
-    c->g->rules.data[rule].start = start;
-    c->g->rules.data[rule].words = out.words;
-    return gr_node_add(c, GR_CALL, rule, n->s->ret, 0);
+    gr_object_fill(c, index, &(gr_shape){count, rules, required, o->min, o->max, false, false});
+    return gr_framed(c, gr_fork_add(c, (uint32_t[]){choose, end}, empty ? 2 : 1),
+                     c->g->objects.data[index].words, n->s->ret);
 }
 
 /* A list of one kind of items, as `<item>` tags. */
@@ -247,24 +240,31 @@ static uint32_t lower_items(notation *n, const array *a, int32_t known, bool emp
     uint32_t index = c->g->arrays.count, max = a->rest->never ? 0 : a->max;
     if (a->min > max)
         return GR_NONE;
-    *gr_push(c, &c->g->arrays) =
-        (gr_array){.min = a->min, .max = max, .saturate = max == GR_INFINITE ? a->min : max};
+    gr_array out = {.min = a->min,
+                    .max = max,
+                    .saturate = max == GR_INFINITE ? a->min : max,
+                    .items = c->g->items.count,
+                    .item_count = !a->rest->never};
+    *gr_push(c, &c->g->arrays) = out;
     uint32_t rule = value_rule(n, a->rest, chat_schema_items(n->types, known));
-    *gr_push(c, &c->g->items) = (gr_item){GR_INFINITE, GR_INFINITE, false};
-    uint32_t place = c->g->items.count - 1;
+    *gr_push(c, &c->g->items) = (gr_item){GR_INFINITE, GR_INFINITE, rule, 0};
     uint32_t end = gr_node_add(c, GR_ARRAY_END, index, 0, n->s->ret);
     uint32_t choose = gr_node_add(c, GR_FORK, 0, 0, 0);
     uint32_t after =
         gr_fork_add(c, (uint32_t[]){gr_node_add(c, GR_MORE_ITEMS, index, 0, choose), end}, 2);
     uint32_t next = gr_node_add(c, GR_CALL, rule, tag(c, true, item, after), 0);
-    uint32_t way = gr_node_add(c, GR_ITEM, index, place, tag(c, false, item, next));
-    gr_fork_set(c, choose, &way, a->rest->never ? 0 : 1);
-    c->g->arrays.data[index].rules = c->g->lists.count;
-    *gr_push(c, &c->g->lists) = rule;
-    uint32_t start = gr_fork_add(c, (uint32_t[]){choose, end}, empty ? 2 : 1);
-    uint32_t list = gr_rule_add(c);
-    c->g->rules.data[list].start = start;
-    return gr_node_add(c, GR_CALL, list, n->s->ret, 0);
+    uint32_t way = gr_node_add(c, GR_ITEM, index, out.items, tag(c, false, item, next));
+    gr_fork_set(c, choose, &way, out.item_count);
+    return gr_framed(c, gr_fork_add(c, (uint32_t[]){choose, end}, empty ? 2 : 1), 0, n->s->ret);
+}
+
+/* Members that the schema does not name may stand beside those that it does. */
+static bool has_extras(const object *o)
+{
+    for (uint32_t i = 0; i < o->class_count; i++)
+        if (!o->classes[i].value->never)
+            return true;
+    return false;
 }
 
 /* The value as JSON text, which the decoder takes as it stands. */
@@ -299,12 +299,13 @@ static void lower_value(notation *n, value *v)
             bool tags = b->object != NULL && b->object->count > 0 && !(kinds & CHAT_ARRAY);
             if (tags)
                 ways[count++] = lower_members(n, b->object, at, v->node, !(kinds & CHAT_STRING));
-            if (!tags || (kinds & CHAT_STRING))
+            if (!tags || (kinds & CHAT_STRING) || has_extras(b->object) ||
+                b->object->want_count > 0)
                 ways[count++] = lower_json(n, b, T_OBJECT, at);
         }
         if ((b->types & T_ARRAY) && (kinds & CHAT_ARRAY)) {
             const array *list = b->array;
-            bool tags = list != NULL && list->count == 0 && !list->unique && list->contains == NULL;
+            bool tags = list != NULL && list->count == 0 && !list->unique && list->want_count == 0;
             bool clear = !(kinds & (CHAT_STRING | CHAT_OBJECT));
             if (tags)
                 ways[count++] = lower_items(n, list, v->node, clear);
@@ -330,12 +331,15 @@ static uint32_t arguments_rule(gr_compile *c, const gr_tool *tool)
                                      : gr_schema_begin(c, tool->schema.data, tool->schema.length);
     n->s->barred = text_set(n, NULL, 0);
     const alts *a = gr_term_open(n->s, gr_term_lit(n->s, n->s->root, L_SCHEMA), 0);
-    uint32_t *ways = gr_alloc(c, a->count + 1, sizeof *ways), count = 0;
+    uint32_t *ways = gr_alloc(c, (size_t)a->count * ALTERNATIVES_MAX, sizeof *ways), count = 0;
     for (uint32_t i = 0; i < a->count; i++) {
         const bundle *b = a->data[i];
-        if (b->types & T_OBJECT)
-            ways[count++] = lower_members(n, b->object == NULL ? gr_object_any(n->s) : b->object,
-                                          n->s->root, 0, true);
+        const object *o = b->object == NULL ? gr_object_any(n->s) : b->object;
+        uint32_t settled = 0;
+        object **each =
+            b->types & T_OBJECT ? gr_object_settle(n->s, o, &settled, n->s->root) : NULL;
+        for (uint32_t k = 0; k < settled; k++)
+            ways[count++] = lower_members(n, each[k], n->s->root, 0, true);
     }
     uint32_t rule = gr_rule_add(c), start = gr_fork_add(c, ways, count);
     c->g->rules.data[rule].start = start;
@@ -373,6 +377,55 @@ uint32_t gr_prose_rule(gr_compile *c)
     return rule;
 }
 
+uint32_t gr_format_rule(gr_compile *c, const eng_format *format, const gr_dfa *held)
+{
+    gr_text text = {format->text.data, format->text.length};
+    static const char any[] = "{\"type\":\"object\"}";
+    gr_dfa *set;
+    gr_text *texts;
+    switch (format->kind) {
+    case ENG_FORMAT_OBJECT:
+        return gr_schema_rule(c, (gr_text){any, sizeof any - 1});
+    case ENG_FORMAT_SCHEMA:
+        return gr_schema_rule(c, text);
+    case ENG_FORMAT_GBNF:
+        return gr_gbnf_rule(c, text);
+    case ENG_FORMAT_REGEX:
+        set = gr_dfa_regex(c, text.data, text.length, true, "regex", "regex");
+        return gr_set_rule(c, held == NULL ? set : gr_dfa_op(c, set, held, GR_AND));
+    case ENG_FORMAT_CHOICE:
+        texts = gr_alloc(c, format->choice_count, sizeof *texts);
+        for (uint32_t i = 0; i < format->choice_count; i++)
+            texts[i] = (gr_text){format->choices[i].data, format->choices[i].length};
+        set = gr_dfa_texts(c, texts, format->choice_count);
+        return gr_set_rule(c, held == NULL ? set : gr_dfa_op(c, set, held, GR_AND));
+    case ENG_FORMAT_TEXT:
+        break;
+    }
+    return gr_prose_rule(c);
+}
+
+/* The rule of a custom tool's arguments: one tag, its text as the format says. */
+static uint32_t input_rule(gr_compile *c, const gr_tool *tool)
+{
+    schema *s = NULL;
+    const dom *only = NULL;
+    if (tool->schema.data != NULL) {
+        s = gr_schema_begin(c, tool->schema.data, tool->schema.length);
+        const dom *properties = gr_get(s->root, "properties");
+        only = properties == NULL ? NULL : properties->first;
+    }
+    if (only == NULL || only->next != NULL || !can_be_tag(only->key))
+        gr_fail(c, BASE_INVALID, NULL, "a custom tool has one parameter whose name can be a tag");
+    uint32_t text = gr_format_rule(c, tool->input, unspelled(c));
+    uint32_t ret = gr_node_add(c, GR_RETURN, 0, 0, 0);
+    uint32_t rule = gr_rule_add(c);
+    uint32_t start =
+        tag(c, false, only->key, gr_node_add(c, GR_CALL, text, tag(c, true, only->key, ret), 0));
+    c->g->rules.data[rule].start = start;
+    return rule;
+}
+
 uint32_t gr_calls_rule(gr_compile *c, const gr_tool *tools, uint32_t tool_count, uint32_t call_max,
                        uint32_t *at)
 {
@@ -388,7 +441,9 @@ uint32_t gr_calls_rule(gr_compile *c, const gr_tool *tools, uint32_t tool_count,
         if (memchr(tool->name.data, '"', tool->name.length) != NULL ||
             memchr(tool->name.data, '\n', tool->name.length) != NULL)
             gr_fail(c, BASE_UNSUPPORTED, NULL, "a tool's name cannot hold a quote or a line end");
-        uint32_t arguments = tool->free ? free_rule(c) : arguments_rule(c, tool);
+        uint32_t arguments = tool->input != NULL ? input_rule(c, tool)
+                             : tool->free        ? free_rule(c)
+                                                 : arguments_rule(c, tool);
         uint32_t next = gr_node_add(c, GR_CALL, arguments, ending, 0);
         next = gr_literal(c, "\">", 2, next);
         next = gr_literal(c, tool->name.data, tool->name.length, next);

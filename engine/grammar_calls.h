@@ -9,6 +9,7 @@ typedef struct gr_tool {
     eng_text name;   /* decoded, owned by `text` */
     eng_text schema; /* `parameters`, borrowed from the tool's JSON; absent if there is none */
     bool free;       /* any arguments */
+    const eng_format *input; /* of a custom tool's one text; NULL: none */
     base_buf text;
     chat_schema *types; /* how the decoder will read the arguments */
 } gr_tool;
@@ -20,6 +21,9 @@ extern const eng_grammar_options gr_calls_options;
 base_code gr_tool_read(gr_tool *tool, eng_text json, base_err *err);
 void gr_tool_deinit(gr_tool *tool);
 
+/* A text of this format; of TEXT: any without a call. `held`: the texts that a regex and choices
+ * keep to beside that; NULL: all. */
+uint32_t gr_format_rule(gr_compile *c, const eng_format *format, const gr_dfa *held);
 /* Any text without a call. */
 uint32_t gr_prose_rule(gr_compile *c);
 /* A block of calls of these tools, each with its arguments; `call_max` 0: any number. Sets `at` to

@@ -64,19 +64,24 @@ typedef struct gr_object {
     bool extras, ordered, counted;
 } gr_object;
 
+#define GR_WANTS_MAX 4u
+
 typedef struct gr_array {
     uint32_t min, max, prefix;
-    uint32_t saturate; /* counts beyond are kept as this */
-    uint32_t contains; /* items that must match `contains`; a frame's word 0 counts them */
-    uint32_t contains_rule;
-    uint32_t rules; /* in `lists`: `prefix` rules by place, then the rule of the others */
+    uint32_t saturate;          /* counts beyond are kept as this */
+    uint32_t items, item_count; /* the ways to write one, in `items` */
+    uint32_t want_count;        /* the frame's first words count what matches each */
+    struct {
+        uint32_t min, max;
+    } want[GR_WANTS_MAX];
 } gr_array;
 
 /* One way to write an item: GR_ITEM's b. */
 typedef struct gr_item {
-    uint32_t index; /* the place, or GR_INFINITE: any at or past the prefix */
-    uint32_t value; /* uniqueItems: which of the values, else GR_INFINITE */
-    bool contains;  /* it matches `contains` */
+    uint32_t index;   /* the place, or GR_INFINITE: any at or past the prefix */
+    uint32_t value;   /* uniqueItems: which of the values, else GR_INFINITE */
+    uint32_t rule;    /* of the value */
+    uint32_t matches; /* a bit for each want of the array that it counts for */
 } gr_item;
 
 typedef struct gr_length {
@@ -196,8 +201,7 @@ uint32_t gr_dfa_lower_counted(gr_compile *c, const gr_dfa *dfa, uint32_t guard, 
 /* The rule of a source: what the compilers of grammar.h compile by themselves. */
 uint32_t gr_schema_rule(gr_compile *c, gr_text text);
 uint32_t gr_gbnf_rule(gr_compile *c, gr_text text);
-uint32_t gr_regex_rule(gr_compile *c, gr_text text);
-uint32_t gr_choice_rule(gr_compile *c, const gr_text *texts, size_t count);
+uint32_t gr_set_rule(gr_compile *c, const gr_dfa *dfa);
 
 /* Makes `node` read one character as a JSON string may spell it, to `to`. */
 void gr_string_char(gr_compile *c, uint32_t node, uint32_t to, uint32_t quote_to);

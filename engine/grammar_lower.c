@@ -84,19 +84,173 @@ static uint32_t lower_string(schema *s, const bundle *b)
     return gr_node_add(c, GR_CALL, rule, s->ret, 0);
 }
 
-static uint32_t lower_object(schema *s, const object *o)
+/* ---- objects ---- */
+
+static bool want_has(const names *want, gr_text name)
+{
+    return want->set == NULL || gr_dfa_has(want->set, name.data, name.length);
+}
+
+static object *object_copy(schema *s, const object *o)
+{
+    object *copy = gr_alloc(s->c, 1, sizeof *copy);
+    *copy = *o;
+    copy->members = gr_alloc(s->c, o->count, sizeof *copy->members);
+    memcpy(copy->members, o->members, o->count * sizeof *copy->members);
+    return copy;
+}
+
+static void want_drop(object *o, uint32_t want)
+{
+    memmove(o->wants + want, o->wants + want + 1, (o->want_count - want - 1) * sizeof *o->wants);
+    o->want_count--;
+}
+
+/* One member may be what two wants ask for. */
+static void pair_wants(schema *s, const object *o, uint32_t from, object **out, uint32_t *count,
+                       uint32_t max, const dom *at)
+{
+    if (*count == max)
+        gr_wrong(s, BASE_UNSUPPORTED, at, "not", "more than %u alternatives", max);
+    for (uint32_t i = from; i < o->want_count; i++)
+        for (uint32_t k = 0; k < i; k++) {
+            object *one = object_copy(s, o);
+            one->wants[k].set = gr_dfa_and(s, o->wants[k].set, o->wants[i].set);
+            one->wants[k].value = gr_term_and(s, o->wants[k].value, o->wants[i].value);
+            want_drop(one, i);
+            if (one->wants[k].set == NULL || one->wants[k].set->count > 0)
+                pair_wants(s, one, i, out, count, max, at);
+        }
+    out[(*count)++] = object_copy(s, o);
+}
+
+object **gr_object_settle(schema *s, const object *o, uint32_t *count, const dom *at)
+{
+    object **out = gr_alloc(s->c, ALTERNATIVES_MAX, sizeof *out);
+    *count = 0;
+    pair_wants(s, o, 1, out, count, ALTERNATIVES_MAX, at);
+    for (uint32_t i = 0; i < *count; i++)
+        for (uint32_t w = 0; w < out[i]->want_count; w++)
+            for (uint32_t k = 0; k < out[i]->count; k++) {
+                const member *m = &out[i]->members[k];
+                if (m->value->never || !want_has(&out[i]->wants[w], m->name))
+                    continue;
+                if (*count == ALTERNATIVES_MAX)
+                    gr_wrong(s, BASE_UNSUPPORTED, at, "not", "more than %u alternatives",
+                             ALTERNATIVES_MAX);
+                object *met = object_copy(s, out[i]);
+                met->members[k].value = gr_term_and(s, m->value, met->wants[w].value);
+                met->members[k].required = true;
+                want_drop(met, w);
+                out[(*count)++] = met;
+                names *want = &out[i]->wants[w];
+                want->set = gr_dfa_op(s->c, want->set == NULL ? gr_dfa_all(s->c) : want->set,
+                                      gr_dfa_texts(s->c, &m->name, 1), GR_MINUS);
+            }
+    return out;
+}
+
+void gr_object_fill(gr_compile *c, uint32_t index, const gr_shape *shape)
+{
+    gr_object out = {.members = shape->count, .min = shape->min, .max = shape->max};
+    out.extras = shape->extras;
+    out.ordered = shape->ordered && shape->count > 0;
+    out.counted = shape->min > 0 || shape->max != GR_INFINITE;
+    out.words = shape->count == 0 ? 0 : (shape->count + 64) / 64;
+    out.required = c->g->bits.count;
+    for (uint32_t i = 0; i < out.words; i++)
+        *gr_push(c, &c->g->bits) = 0;
+    for (uint32_t i = 0; i < shape->count; i++)
+        if (shape->required[i])
+            c->g->bits.data[out.required + i / 64] |= (uint64_t)1 << i % 64;
+    out.rules = c->g->lists.count;
+    for (uint32_t i = 0; i < shape->count; i++)
+        *gr_push(c, &c->g->lists) = shape->rules[i];
+    c->g->objects.data[index] = out;
+}
+
+uint32_t gr_framed(gr_compile *c, uint32_t start, uint32_t words, uint32_t next)
+{
+    uint32_t rule = gr_rule_add(c);
+    c->g->rules.data[rule].start = start;
+    c->g->rules.data[rule].words = words;
+    return gr_node_add(c, GR_CALL, rule, next, 0);
+}
+
+/* `:` and a value, up to `next`. */
+static uint32_t lower_value(schema *s, uint32_t rule, uint32_t next)
+{
+    uint32_t at = gr_node_add(s->c, GR_CALL, rule, next, 0);
+    at = gr_literal(s->c, ":", 1, space(s, true, at));
+    return space(s, false, at);
+}
+
+/* A member whose name is none of `others`: one for each class of names, those of `set` (NULL: all)
+ * with values that are `value`, too. Returns how many. */
+static uint32_t lower_extras(schema *s, const object *o, const gr_dfa *others, gr_dfa *within,
+                             term *value, uint32_t after, uint32_t *ways)
 {
     gr_compile *c = s->c;
-    uint32_t count = 0, index = c->g->objects.count;
-    uint32_t *rules = gr_alloc(c, o->count, sizeof *rules);
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < o->class_count; i++) {
+        term *both = gr_term_and(s, o->classes[i].value, value);
+        gr_dfa *set = gr_dfa_and(s, o->classes[i].set, s->barred);
+        if (both->never)
+            continue;
+        set = gr_dfa_and(s, set, within);
+        if (others != NULL)
+            set = gr_dfa_op(c, set == NULL ? gr_dfa_all(c) : set, others, GR_MINUS);
+        if (set != NULL && set->count == 0)
+            continue;
+        uint32_t at = lower_value(s, gr_rule_of(s, both), after);
+        if (set == NULL) {
+            uint32_t chars = gr_node_add(c, GR_BYTES, 0, 0, 0);
+            gr_string_char(c, chars, chars, at);
+            at = gr_literal(c, "\"", 1, chars);
+        } else {
+            at = gr_literal(c, "\"", 1, gr_dfa_lower(c, set, true, gr_literal(c, "\"", 1, at)));
+        }
+        ways[count++] = at;
+    }
+    return count;
+}
+
+static uint32_t lower_key(schema *s, gr_text key, uint32_t next)
+{
+    gr_compile *c = s->c;
+    base_buf name;
+    base_buf_init(&name, 0);
+    base_buf_json_string(&name, key.data, key.length);
+    /* The buffer must not outlive a longjmp, so its bytes move to the arena first. */
+    char *copy = name.failed ? NULL : base_arena_copy(c->arena, name.data, name.length);
+    size_t length = name.length;
+    base_buf_deinit(&name);
+    if (copy == NULL)
+        gr_fail(c, BASE_NOMEM, NULL, "no memory for a grammar");
+    bool plain = true;
+    for (size_t k = 0; k < key.length; k++)
+        plain = plain && (uint8_t)key.data[k] >= 0x20;
+    if (plain)
+        return gr_literal(c, copy, length, next);
+    /* a control has two spellings */
+    return gr_literal(
+        c, "\"", 1, gr_dfa_lower(c, gr_dfa_texts(c, &key, 1), true, gr_literal(c, "\"", 1, next)));
+}
+
+static uint32_t lower_settled(schema *s, const object *o)
+{
+    gr_compile *c = s->c;
+    uint32_t count = 0, index = c->g->objects.count, capacity = o->count + o->want_count;
+    uint32_t *rules = gr_alloc(c, capacity, sizeof *rules);
+    bool *required = gr_alloc(c, capacity, sizeof *required);
     member **kept = gr_alloc(c, o->count, sizeof *kept);
     gr_text *declared = gr_alloc(c, o->count, sizeof *declared);
-    uint32_t class_count = 0;
     for (uint32_t i = 0; i < o->count; i++) {
         declared[i] = o->members[i].name;
         if (o->members[i].value->never)
             continue;
         kept[count] = &o->members[i];
+        required[count] = o->members[i].required;
         rules[count++] = gr_rule_of(s, o->members[i].value);
     }
     *gr_push(c, &c->g->objects) = (gr_object){0};
@@ -106,81 +260,49 @@ static uint32_t lower_object(schema *s, const object *o)
     uint32_t comma = gr_literal(c, ",", 1, space(s, true, choose));
     comma = gr_node_add(c, GR_MORE, index, 0, space(s, false, comma));
     uint32_t after = gr_fork_add(c, (uint32_t[]){comma, end}, 2);
-    uint32_t *ways = gr_alloc(c, count + o->class_count, sizeof *ways);
-    base_buf name;
-    base_buf_init(&name, 0);
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t at = gr_node_add(c, GR_CALL, rules[i], after, 0);
-        at = gr_literal(c, ":", 1, space(s, true, at));
-        at = space(s, false, at);
-        base_buf_clear(&name);
-        base_buf_json_string(&name, kept[i]->name.data, kept[i]->name.length);
-        /* The buffer must not outlive a longjmp, so its bytes move to the arena first. */
-        char *copy = name.failed ? NULL : base_arena_copy(c->arena, name.data, name.length);
-        size_t length = name.length;
-        base_buf_deinit(&name);
-        base_buf_init(&name, 0);
-        if (copy == NULL)
-            gr_fail(c, BASE_NOMEM, NULL, "no memory for a grammar");
-        bool plain = true;
-        for (size_t k = 0; k < kept[i]->name.length; k++)
-            plain = plain && (uint8_t)kept[i]->name.data[k] >= 0x20;
-        if (plain)
-            at = gr_literal(c, copy, length, at);
-        else /* a control has two spellings */
-            at = gr_literal(c, "\"", 1,
-                            gr_dfa_lower(c, gr_dfa_texts(c, &kept[i]->name, 1), true,
-                                         gr_literal(c, "\"", 1, at)));
-        ways[i] = gr_node_add(c, GR_KEY, index, i, at);
-    }
-    uint32_t way_count = count;
+    uint32_t *ways = gr_alloc(c, capacity + o->class_count, sizeof *ways);
+    uint32_t *extras = gr_alloc(c, o->class_count, sizeof *extras);
+    for (uint32_t i = 0; i < count; i++)
+        ways[i] = gr_node_add(c, GR_KEY, index, i,
+                              lower_key(s, kept[i]->name, lower_value(s, rules[i], after)));
     gr_dfa *others = o->count == 0 ? NULL : gr_dfa_texts(c, declared, o->count);
-    for (uint32_t i = 0; i < o->class_count; i++) {
-        if (o->classes[i].value->never)
-            continue;
-        gr_dfa *set = gr_dfa_and(s, o->classes[i].set, s->barred);
-        if (others != NULL)
-            set = gr_dfa_op(c, set == NULL ? gr_dfa_all(c) : set, others, GR_MINUS);
-        if (set != NULL && set->count == 0)
-            continue;
-        uint32_t at = gr_node_add(c, GR_CALL, gr_rule_of(s, o->classes[i].value), after, 0);
-        at = gr_literal(c, ":", 1, space(s, true, at));
-        at = space(s, false, at);
-        if (set == NULL) {
-            uint32_t chars = gr_node_add(c, GR_BYTES, 0, 0, 0);
-            gr_string_char(c, chars, chars, at);
-            at = gr_literal(c, "\"", 1, chars);
-        } else {
-            at = gr_literal(c, "\"", 1, gr_dfa_lower(c, set, true, gr_literal(c, "\"", 1, at)));
-        }
-        ways[way_count++] = gr_node_add(c, GR_EXTRA, index, 0, at);
-        class_count++;
+    /* A want is a required member whose name is any of a set: name and value are one rule. */
+    for (uint32_t i = 0; i < o->want_count; i++, count++) {
+        uint32_t n = lower_extras(s, o, others, o->wants[i].set, o->wants[i].value, s->ret, extras);
+        uint32_t start = gr_fork_add(c, extras, n);
+        rules[count] = gr_rule_add(c);
+        c->g->rules.data[rules[count]].start = start;
+        required[count] = true;
+        ways[count] =
+            gr_node_add(c, GR_KEY, index, count, gr_node_add(c, GR_CALL, rules[count], after, 0));
     }
-    gr_fork_set(c, choose, ways, way_count);
+    uint32_t extra_count = lower_extras(s, o, others, NULL, s->always, after, extras);
+    for (uint32_t i = 0; i < extra_count; i++)
+        ways[count + i] = gr_node_add(c, GR_EXTRA, index, 0, extras[i]);
+    gr_fork_set(c, choose, ways, count + extra_count);
     uint32_t begin = gr_fork_add(c, (uint32_t[]){choose, end}, 2);
     begin = gr_literal(c, "{", 1, space(s, false, begin));
-    gr_object out = {.members = count, .min = o->min, .max = o->max};
-    out.extras = class_count > 0;
-    out.ordered = !c->options.any_order && count > 0;
-    out.counted = o->min > 0 || o->max != GR_INFINITE;
-    out.words = count == 0 ? 0 : (count + 64) / 64;
-    out.required = c->g->bits.count;
-    for (uint32_t i = 0; i < out.words; i++)
-        *gr_push(c, &c->g->bits) = 0;
-    for (uint32_t i = 0; i < count; i++)
-        if (kept[i]->required)
-            c->g->bits.data[out.required + i / 64] |= (uint64_t)1 << i % 64;
-    out.rules = c->g->lists.count;
-    for (uint32_t i = 0; i < count; i++)
-        *gr_push(c, &c->g->lists) = rules[i];
-    if (!out.extras && o->min > count)
+    if (extra_count == 0 && o->min > count)
         return GR_NONE;
-    c->g->objects.data[index] = out;
-    uint32_t rule = gr_rule_add(c);
-    c->g->rules.data[rule].start = begin;
-    c->g->rules.data[rule].words = out.words;
-    return gr_node_add(c, GR_CALL, rule, s->ret, 0);
+    gr_object_fill(c, index,
+                   &(gr_shape){count, rules, required, o->min, o->max, extra_count > 0,
+                               !c->options.any_order});
+    return gr_framed(c, begin, c->g->objects.data[index].words, s->ret);
 }
+
+static uint32_t lower_object(schema *s, const object *o, const dom *at)
+{
+    if (o->want_count == 0)
+        return lower_settled(s, o);
+    uint32_t count, n = 0;
+    object **each = gr_object_settle(s, o, &count, at);
+    uint32_t *ways = gr_alloc(s->c, count, sizeof *ways);
+    for (uint32_t i = 0; i < count; i++)
+        ways[n++] = lower_settled(s, each[i]);
+    return gr_fork_add(s->c, ways, n);
+}
+
+/* ---- arrays ---- */
 
 /* The values of a term that has few; false if it may have more. */
 static bool few_values(schema *s, term *t, dom **out, uint32_t *count)
@@ -193,7 +315,7 @@ static bool few_values(schema *s, term *t, dom **out, uint32_t *count)
          i++) {
         if (i == 16)
             return false;
-        node = gr_resolve(s, node, list);
+        node = gr_resolve(s, node, list, "$ref");
     }
     list = gr_get(node, "enum");
     if (list == NULL || list->kind != BASE_JSON_ARRAY_BEGIN)
@@ -211,33 +333,49 @@ static bool few_values(schema *s, term *t, dom **out, uint32_t *count)
     return true;
 }
 
+#define ITEMS_MAX 8192u /* ways to write one, of an array */
+
 static uint32_t lower_array(schema *s, const array *a, const dom *at)
 {
     gr_compile *c = s->c;
     uint32_t index = c->g->arrays.count, min = a->min, max = a->max, count = a->count;
+    gr_array out = {.items = c->g->items.count};
+    some wants[WANTS_MAX];
+    for (uint32_t i = 0; i < a->want_count; i++) {
+        const some *w = &a->wants[i];
+        if (w->value->never || (w->min == 0 && w->max == GR_INFINITE))
+            continue;
+        count = gr_most(count, w->from);
+        out.want[out.want_count].min = w->min;
+        out.want[out.want_count].max = w->max;
+        wants[out.want_count++] = *w;
+    }
+    term **prefix = gr_alloc(c, count, sizeof *prefix);
+    for (uint32_t i = 0; i < count; i++)
+        prefix[i] = i < a->count ? a->prefix[i] : a->rest;
     if (a->rest->never)
         max = gr_least(max, count);
     for (uint32_t i = 0; i < count; i++)
-        if (a->prefix[i]->never)
+        if (prefix[i]->never)
             max = gr_least(max, i);
     bool unique = a->unique && max > 1;
     dom *values[UNIQUE_MAX];
     uint32_t value_count = 0;
     if (unique &&
-        (count > 0 || a->contains != NULL || !few_values(s, a->rest, values, &value_count)))
+        (count > 0 || out.want_count > 0 || !few_values(s, a->rest, values, &value_count)))
         gr_wrong(s, BASE_UNSUPPORTED, at, "uniqueItems", "the items are no small enum");
     if (unique)
         max = gr_least(max, value_count);
     if (min > max)
         return GR_NONE;
-    *gr_push(c, &c->g->arrays) = (gr_array){0};
-    gr_array out = {.min = min, .max = max, .prefix = count, .contains = a->contains_min};
-    if (a->contains == NULL)
-        out.contains = 0;
+    out.min = min;
+    out.max = max;
+    out.prefix = count;
     out.saturate = max == GR_INFINITE ? gr_most(min, count) : max;
-    uint32_t *rules = gr_alloc(c, count + 1, sizeof *rules);
-    for (uint32_t i = 0; i <= count; i++)
-        rules[i] = gr_rule_of(s, i < count ? a->prefix[i] : a->rest);
+    uint32_t kinds = unique ? value_count : 1u << out.want_count;
+    if ((size_t)(count + 1) * kinds > ITEMS_MAX || (out.want_count > 2 && max != GR_INFINITE))
+        gr_wrong(s, BASE_UNSUPPORTED, at, "contains", "too many ways to write an item");
+    *gr_push(c, &c->g->arrays) = (gr_array){0};
     uint32_t end = gr_literal(c, "]", 1, s->ret);
     end = gr_node_add(c, GR_ARRAY_END, index, 0, space(s, false, end));
     uint32_t choose = gr_node_add(c, GR_FORK, 0, 0, 0);
@@ -245,35 +383,35 @@ static uint32_t lower_array(schema *s, const array *a, const dom *at)
     comma = gr_node_add(c, GR_MORE_ITEMS, index, 0, space(s, false, comma));
     uint32_t after = gr_fork_add(c, (uint32_t[]){comma, end}, 2);
     uint32_t way_count = 0;
-    uint32_t *ways = gr_alloc(c, 2 * (size_t)count + 2 + value_count, sizeof *ways);
+    uint32_t *ways = gr_alloc(c, (size_t)(count + 1) * kinds, sizeof *ways);
     for (uint32_t i = 0; i <= count; i++)
-        for (uint32_t k = 0; k < (out.contains > 0 ? 2 : unique ? value_count : 1); k++) {
-            term *t = i < count ? a->prefix[i] : a->rest;
-            if (t->never)
-                continue;
+        for (uint32_t k = 0; k < kinds; k++) {
+            term *t = i < count ? prefix[i] : a->rest;
+            bool here = true; /* no want counts before it begins */
             if (unique)
                 t = gr_term_and(s, t, gr_term_lit(s, values[k], L_VALUE));
-            else if (k == 1)
-                t = gr_term_and(s, t, a->contains);
+            for (uint32_t w = 0; w < out.want_count; w++) {
+                bool matches = !unique && (k >> w & 1);
+                if (matches)
+                    t = gr_term_and(s, t, wants[w].value);
+                else if (wants[w].max != GR_INFINITE && i >= wants[w].from)
+                    t = gr_term_and(s, t, gr_term_not(s, wants[w].value, at));
+                here = here && (!matches || i >= wants[w].from);
+            }
+            if (t->never || !here)
+                continue;
             uint32_t rule = gr_rule_of(s, t);
-            if (out.contains > 0 && k == 1)
-                out.contains_rule = rule;
-            *gr_push(c, &c->g->items) =
-                (gr_item){i < count ? i : GR_INFINITE, unique ? k : GR_INFINITE, !unique && k == 1};
+            *gr_push(c, &c->g->items) = (gr_item){i < count ? i : GR_INFINITE,
+                                                  unique ? k : GR_INFINITE, rule, unique ? 0 : k};
             uint32_t next = gr_node_add(c, GR_CALL, rule, after, 0);
             ways[way_count++] = gr_node_add(c, GR_ITEM, index, c->g->items.count - 1, next);
         }
+    out.item_count = c->g->items.count - out.items;
     gr_fork_set(c, choose, ways, way_count);
     uint32_t begin = gr_fork_add(c, (uint32_t[]){choose, end}, 2);
     begin = gr_literal(c, "[" /* ] */, 1, space(s, false, begin));
-    out.rules = c->g->lists.count;
-    for (uint32_t i = 0; i <= count; i++)
-        *gr_push(c, &c->g->lists) = rules[i];
     c->g->arrays.data[index] = out;
-    uint32_t rule = gr_rule_add(c);
-    c->g->rules.data[rule].start = begin;
-    c->g->rules.data[rule].words = unique || out.contains > 0;
-    return gr_node_add(c, GR_CALL, rule, s->ret, 0);
+    return gr_framed(c, begin, unique ? 1 : (out.want_count + 1) / 2, s->ret);
 }
 
 static void lower_term(schema *s, term *t)
@@ -301,7 +439,7 @@ static void lower_term(schema *s, term *t)
         if ((b->types & T_STRING) && !any_string)
             ways[count++] = lower_string(s, b);
         if (b->types & T_OBJECT)
-            ways[count++] = lower_object(s, b->object == NULL ? gr_object_any(s) : b->object);
+            ways[count++] = lower_object(s, b->object == NULL ? gr_object_any(s) : b->object, at);
         if (b->types & T_ARRAY)
             ways[count++] = lower_array(s, b->array == NULL ? gr_array_any(s) : b->array, at);
     }
@@ -325,7 +463,7 @@ static void lower_term(schema *s, term *t)
 uint32_t gr_lower_bundle(schema *s, const bundle *b, const dom *at)
 {
     if (b->types & T_OBJECT)
-        return lower_object(s, b->object == NULL ? gr_object_any(s) : b->object);
+        return lower_object(s, b->object == NULL ? gr_object_any(s) : b->object, at);
     return lower_array(s, b->array == NULL ? gr_array_any(s) : b->array, at);
 }
 

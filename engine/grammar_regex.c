@@ -1303,26 +1303,18 @@ void gr_string_char(gr_compile *c, uint32_t node, uint32_t to, uint32_t quote_to
 
 /* ---- entry points ---- */
 
-uint32_t gr_regex_rule(gr_compile *c, gr_text text)
+uint32_t gr_set_rule(gr_compile *c, const gr_dfa *dfa)
 {
-    gr_dfa *dfa = gr_dfa_regex(c, text.data, text.length, true, "regex", "regex");
     uint32_t rule = gr_rule_add(c), end = gr_node_add(c, GR_RETURN, 0, 0, 0);
     uint32_t start = gr_dfa_lower(c, dfa, false, end);
     c->g->rules.data[rule].start = start;
     return rule;
 }
 
-uint32_t gr_choice_rule(gr_compile *c, const gr_text *texts, size_t count)
-{
-    uint32_t rule = gr_rule_add(c), end = gr_node_add(c, GR_RETURN, 0, 0, 0);
-    uint32_t start = gr_dfa_lower(c, gr_dfa_texts(c, texts, count), false, end);
-    c->g->rules.data[rule].start = start;
-    return rule;
-}
-
 static uint32_t regex_body(gr_compile *c, void *context)
 {
-    return gr_regex_rule(c, *(const gr_text *)context);
+    const gr_text *text = context;
+    return gr_set_rule(c, gr_dfa_regex(c, text->data, text->length, true, "regex", "regex"));
 }
 
 typedef struct choices {
@@ -1337,7 +1329,7 @@ static uint32_t choice_body(gr_compile *c, void *context)
     gr_text *texts = gr_alloc(c, from->count, sizeof *texts);
     for (size_t i = 0; i < from->count; i++)
         texts[i] = (gr_text){from->texts[i], from->lengths[i]};
-    return gr_choice_rule(c, texts, from->count);
+    return gr_set_rule(c, gr_dfa_texts(c, texts, from->count));
 }
 
 base_code eng_grammar_regex(eng_grammar **out, const char *text, size_t length,

@@ -11,38 +11,13 @@ typedef struct job {
     uint32_t *tool; /* being compiled, for errors */
 } job;
 
-static uint32_t format_rule(gr_compile *c, const eng_format *format)
-{
-    gr_text text = {format->text.data, format->text.length};
-    static const char object[] = "{\"type\":\"object\"}";
-    switch (format->kind) {
-    case ENG_FORMAT_OBJECT:
-        return gr_schema_rule(c, (gr_text){object, sizeof object - 1});
-    case ENG_FORMAT_SCHEMA:
-        return gr_schema_rule(c, text);
-    case ENG_FORMAT_REGEX:
-        return gr_regex_rule(c, text);
-    case ENG_FORMAT_GBNF:
-        return gr_gbnf_rule(c, text);
-    case ENG_FORMAT_CHOICE: {
-        gr_text *texts = gr_alloc(c, format->choice_count, sizeof *texts);
-        for (uint32_t i = 0; i < format->choice_count; i++)
-            texts[i] = (gr_text){format->choices[i].data, format->choices[i].length};
-        return gr_choice_rule(c, texts, format->choice_count);
-    }
-    case ENG_FORMAT_TEXT:
-        break;
-    }
-    return gr_prose_rule(c);
-}
-
 /* root = text | calls | prose calls, as far as they may come. */
 static uint32_t output_body(gr_compile *c, void *context)
 {
     job *j = context;
     uint32_t ways[3], count = 0, ret = gr_node_add(c, GR_RETURN, 0, 0, 0);
     *j->tool = UINT32_MAX;
-    uint32_t text = j->prose ? format_rule(c, &j->output->format) : 0;
+    uint32_t text = j->prose ? gr_format_rule(c, &j->output->format, NULL) : 0;
     if (j->prose)
         ways[count++] = gr_node_add(c, GR_CALL, text, ret, 0);
     if (j->calls) {
@@ -65,12 +40,20 @@ static uint32_t trial_body(gr_compile *c, void *context)
     return gr_calls_rule(c, context, 1, 1, &tool);
 }
 
+static bool is_strict(const eng_output *o, uint32_t tool)
+{
+    return (o->strict != NULL && o->strict[tool]) ||
+           (o->inputs != NULL && o->inputs[tool].kind != ENG_FORMAT_TEXT);
+}
+
 static base_code read_tools(job *j, bool typed, base_err *err)
 {
     const eng_output *o = j->output;
     for (uint32_t i = 0; i < o->tool_count; i++) {
         gr_tool tool = {.index = i};
-        bool strict = o->strict != NULL && o->strict[i];
+        if (o->inputs != NULL && o->inputs[i].kind != ENG_FORMAT_TEXT)
+            tool.input = &o->inputs[i];
+        bool strict = is_strict(o, i);
         base_code code = gr_tool_read(&tool, o->tools[i], err);
         if (code != BASE_OK) {
             gr_tool_deinit(&tool);
@@ -104,8 +87,8 @@ base_code eng_output_compile(eng_grammar **out, const eng_output *output, uint32
     bool demanded =
         output->tool_choice == ENG_TOOL_REQUIRED || output->tool_choice == ENG_TOOL_NAMED;
     bool strict = false;
-    for (uint32_t i = 0; output->strict != NULL && i < output->tool_count; i++)
-        strict = strict || output->strict[i];
+    for (uint32_t i = 0; i < output->tool_count; i++)
+        strict = strict || is_strict(output, i);
     bool bounded = output->call_max > 0 || output->allowed != NULL || strict;
     *out = NULL;
     *j.tool = UINT32_MAX;

@@ -382,3 +382,62 @@ Test(constrain, calls_of_the_bundled_model, .timeout = 300)
 {
     sample_calls(NANO, 7, ENG_TOOL_REQUIRED, 1, 16 / SHARE);
 }
+
+/* A custom tool: its one text follows a grammar, however wild the model. */
+Test(constrain, a_custom_tool_writes_what_its_grammar_says)
+{
+    static const char *const JSON =
+        "{\"name\":\"patch\",\"parameters\":{\"type\":\"object\",\"required\":[\"input\"],"
+        "\"properties\":{\"input\":{\"type\":\"string\"}}}}";
+    static const eng_format INPUTS[] = {
+        {.kind = ENG_FORMAT_REGEX, .text = {"@@ [0-9]{1,3}", 13}},
+        {.kind = ENG_FORMAT_GBNF, .text = {"root ::= \"@@ \" [0-9] [0-9]? [0-9]?", 34}},
+    };
+    base_err err = BASE_ERR_INIT;
+    eng_options opts = options();
+    opts.sink.event = on_call_event;
+    eng_engine *engine = start(&opts);
+    eng_text tool = {JSON, strlen(JSON)};
+    int32_t prompt[40];
+    make_prompt(prompt, 40, 5);
+    for (uint32_t i = 0; i < 8; i++) {
+        static calls all;
+        unsigned number;
+        eng_output output = {.tools = &tool,
+                             .tool_count = 1,
+                             .tool_choice = ENG_TOOL_REQUIRED,
+                             .call_max = 1,
+                             .inputs = &INPUTS[i % 2]};
+        eng_grammar *grammar = NULL;
+        cr_assert_eq(eng_output_compile(&grammar, &output, NULL, &err), BASE_OK, "%s", err.text);
+        all = (calls){0};
+        eng_request req = held(prompt, 40, grammar, i, &all.r);
+        req.parse = ENG_PARSE_CHAT;
+        req.thinking = ENG_THINK_DISABLED;
+        req.tools = &tool;
+        req.tool_count = 1;
+        submit(engine, &req);
+        wait_done(&all.r, 1);
+        eng_grammar_unref(grammar);
+        cr_assert_eq(all.r.finish, ENG_FINISH_CALLS);
+        cr_assert_eq(all.count, 1);
+        cr_assert_str_eq(all.name[0], "patch");
+        cr_assert_eq(sscanf(all.arguments[0], "{\"input\":\"@@ %3u\"}", &number), 1, "%s",
+                     all.arguments[0]);
+    }
+    /* Whose grammar is wrong, and a tool with nowhere to put a text. */
+    eng_format wrong = {.kind = ENG_FORMAT_GBNF, .text = {"root ::= other", 14}};
+    eng_output output = {.tools = &tool, .tool_count = 1, .inputs = &wrong};
+    eng_grammar *grammar = NULL;
+    uint32_t index = 7;
+    cr_assert_eq(eng_output_compile(&grammar, &output, &index, &err), BASE_INVALID);
+    cr_assert_eq(index, 0);
+    cr_assert_not_null(strstr(err.text, "other"), "%s", err.text);
+    eng_text bare = {"{\"name\":\"bare\"}", 15};
+    output = (eng_output){.tools = &bare, .tool_count = 1, .inputs = INPUTS};
+    err = (base_err)BASE_ERR_INIT;
+    cr_assert_eq(eng_output_compile(&grammar, &output, &index, &err), BASE_INVALID);
+    cr_assert_not_null(strstr(err.text, "one parameter"), "%s", err.text);
+    check_clean(engine);
+    eng_destroy(engine);
+}
