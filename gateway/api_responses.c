@@ -3,12 +3,14 @@
  * Read and applied: model, input, previous_response_id or conversation, instructions, tools
  * (functions), tool_choice, parallel_tool_calls, stream, background, max_output_tokens,
  * temperature, top_p and the engine's own sampling fields, top_logprobs, reasoning.effort and
- * .summary, store, metadata, include (reasoning.encrypted_content, message.output_text.logprobs).
- * Read for their type alone: user, safety_identifier, service_tier, truncation, text.verbosity,
- * prompt_cache_key (a session label at last), max_tool_calls. Tools of other types than function
- * are left out of the prompt: clients offer hosted ones unasked. Refused by name: prompt,
- * parts that are not text. text.format: structured.h. */
-#include "gateway/api_responses.h"
+ * .summary, text.format (structured.h), store, metadata, include (reasoning.encrypted_content,
+ * message.output_text.logprobs). prompt_cache_key is a session label at last.
+ * Hints, read for their type alone: user, safety_identifier, service_tier, truncation,
+ * text.verbosity, prompt_cache_options and _retention, context_management (a client may compact by
+ * itself), stream_options, moderation, max_tool_calls (bounds tools that run on the server, and
+ * none does). Tools of other types are left out of the prompt: clients offer hosted ones unasked.
+ * Refused by name: prompt, parts that are not text. */
+#include "gateway/api_responses_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +21,7 @@
 #include "engine/base/json.h"
 #include "engine/base/num.h"
 #include "engine/base/utf8.h"
+#include "gateway/conf.h"
 #include "gateway/dialect.h"
 #include "gateway/structured.h"
 #include "gateway/ledger_conversation.h"
@@ -35,23 +38,7 @@
 static const gw_tool_form tool_form = {.schema = "parameters"};
 
 typedef struct flush flush;
-
-typedef struct responses {
-    gw_response view;
-    bool parallel;
-    const char *conversation; /* NULL: none */
-    char *echo;               /* members of the response object that repeat the request */
-    gw_item_list list;        /* the items, and which of them came with a sealed run */
-    json_t *stored;
-    gw_logprobs logprobs;
-    /* ---- the end; loop ---- */
-    gw_response_end end;
-    base_buf usage, sealed, told; /* texts that `end` and the commit point into */
-    gw_error_row row;
-    flush *flush; /* one at a time */
-    uint64_t flushed_ns;
-    uint32_t flushed_tokens;
-} responses;
+typedef gw_responses responses;
 
 static responses *state(gw_turn *turn)
 {
@@ -141,36 +128,62 @@ static base_code read_logprobs(gw_turn *turn, base_err *err)
     return BASE_OK;
 }
 
+static base_code no_conversation(gw_turn *turn, base_err *err)
+{
+    const char *id = state(turn)->conversation;
+    return gw_turn_reject(turn, err, 404, "invalid_request_error", "conversation_not_found",
+                          "conversation", "Conversation with id '%.*s' not found.",
+                          gw_shown(id, 64), id);
+}
+
 /* Turns on one conversation follow each other: its items are read when it is this one's turn. */
 static base_code read_conversation(gw_turn *turn, base_err *err)
 {
     responses *r = state(turn);
     const json_t *value = json_object_get(turn->json, "conversation");
-    if (json_is_object(value))
-        GW_TRY(gw_read_name(&r->conversation, value, "conversation", "id", GW_ID_MAX - 1, err));
-    else
-        GW_TRY(gw_read_name(&r->conversation, turn->json, "", "conversation", GW_ID_MAX - 1, err));
+    bool object = json_is_object(value);
+    GW_TRY(gw_read_name(&r->conversation, object ? value : turn->json, object ? "conversation" : "",
+                        object ? "id" : "conversation", GW_NAME_BYTES_MAX, err));
     if (!r->conversation)
-        return json_is_object(value) ? gw_wrong_type("conversation", "id", "a string", NULL, err)
-                                     : BASE_OK;
+        return object ? gw_wrong_type("conversation", "id", "a string", NULL, err) : BASE_OK;
     const json_t *previous = json_object_get(turn->json, "previous_response_id");
     if (previous && !json_is_null(previous))
         return base_fail_param(err, BASE_INVALID, "conversation",
                                "conversation and previous_response_id exclude each other");
+    if (strlen(r->conversation) >= GW_ID_MAX)
+        return no_conversation(turn, err);
     turn->lock_id = r->conversation;
     turn->lock_param = "conversation";
     turn->retention = GW_RETAIN_KEPT;
     return BASE_OK;
 }
 
-static base_code read_rest(gw_turn *turn, base_err *err)
+/* Fields that change nothing here, but whose types are the wire's. */
+static base_code read_typed_hints(gw_turn *turn, base_err *err)
 {
     static const char *const strings[] = {"user",         "safety_identifier",      "truncation",
                                           "service_tier", "prompt_cache_retention", "instructions"};
-    const json_t *json = turn->json;
+    static const char *const objects[] = {"prompt_cache_options", "stream_options", "moderation"};
     int64_t number = 0;
+    json_t *value;
+    bool flag;
     GW_TRY(gw_read_hints(turn, strings, sizeof strings / sizeof *strings, err));
-    GW_TRY(gw_read_int(&number, NULL, json, "", "max_tool_calls", 0, INT64_MAX, err));
+    for (size_t i = 0; i < sizeof objects / sizeof *objects; i++)
+        GW_TRY(gw_read_object(&value, turn->json, "", objects[i], err));
+    GW_TRY(gw_read_object(&value, turn->json, "", "stream_options", err));
+    if (value)
+        GW_TRY(gw_read_bool(&flag, NULL, value, "stream_options", "include_obfuscation", err));
+    GW_TRY(gw_read_array(&value, turn->json, "", "context_management", err));
+    return gw_read_int(&number, NULL, turn->json, "", "max_tool_calls", 0, INT64_MAX, err);
+}
+
+static base_code read_rest(gw_turn *turn, base_err *err)
+{
+    const json_t *json = turn->json;
+    responses *r = state(turn);
+    GW_TRY(read_typed_hints(turn, err));
+    const char *truncation = json_string_value(json_object_get(json, "truncation"));
+    r->truncate = truncation && strcmp(truncation, "auto") == 0;
     GW_TRY(gw_read_limit(turn, "max_output_tokens", NULL, err));
     json_t *include;
     GW_TRY(gw_read_array(&include, json, "", "include", err));
@@ -178,15 +191,15 @@ static base_code read_rest(gw_turn *turn, base_err *err)
         const char *name = json_string_value(json_array_get(include, i));
         if (!name)
             return gw_wrong_type("", "include", "an array of strings", include, err);
-        state(turn)->view.encrypted |= strcmp(name, "reasoning.encrypted_content") == 0;
+        r->view.encrypted |= strcmp(name, "reasoning.encrypted_content") == 0;
         turn->request.sampling.logprobs |= strcmp(name, "message.output_text.logprobs") == 0;
     }
-    bool store = true;
-    GW_TRY(gw_read_bool(&store, NULL, json, "", "store", err));
-    turn->retention = store ? GW_RETAIN_KEPT : GW_RETAIN_USAGE;
+    r->store = true;
+    GW_TRY(gw_read_bool(&r->store, NULL, json, "", "store", err));
+    turn->retention = r->store ? GW_RETAIN_KEPT : GW_RETAIN_USAGE;
     GW_TRY(gw_read_bool(&turn->stream, NULL, json, "", "stream", err));
-    GW_TRY(gw_read_bool(&state(turn)->view.background, NULL, json, "", "background", err));
-    if (state(turn)->view.background && !store)
+    GW_TRY(gw_read_bool(&r->view.background, NULL, json, "", "background", err));
+    if (r->view.background && !r->store)
         return base_fail_param(err, BASE_INVALID, "background",
                                "background needs store: its answer is fetched later");
     GW_TRY(read_logprobs(turn, err));
@@ -229,15 +242,18 @@ static base_code read_previous(gw_turn *turn, gw_item_list *list, base_err *err)
     return BASE_OK;
 }
 
-/* A call without its output breaks the model: what the stored part asked for must come with the
- * new input, which begins at `before`. */
+/* A call without its output breaks the model: what the stored part asked for and has no output of
+ * must come with the new input, which begins at `before`. */
 static base_code check_answered(const gw_item_list *list, uint32_t before, base_err *err)
 {
-    const eng_item *asked = before ? &list->items[before - 1] : NULL;
+    uint32_t at = before;
+    while (at && list->items[at - 1].role == ENG_ROLE_TOOL)
+        at--;
+    const eng_item *asked = at ? &list->items[at - 1] : NULL;
     for (uint32_t i = 0; asked && i < asked->call_count; i++) {
         eng_text id = asked->calls[i].id;
         bool found = false;
-        for (uint32_t k = before; k < list->count; k++)
+        for (uint32_t k = at; k < list->count; k++)
             found |= list->ids[k].length == id.length &&
                      memcmp(list->ids[k].data ? list->ids[k].data : "", id.data, id.length) == 0;
         if (!found)
@@ -248,47 +264,61 @@ static base_code check_answered(const gw_item_list *list, uint32_t before, base_
     return BASE_OK;
 }
 
-/* The items of the conversation, as a client would send them. */
-static base_code read_items_of(gw_turn *turn, gw_item_list *list, base_err *err)
+/* The items of the conversation, as a client would send them; and what this turn adds to it. */
+static base_code read_items_of(gw_turn *turn, gw_item_list *list, gw_conversation_page *page,
+                               base_err *err)
 {
     responses *r = state(turn);
-    gw_conversation_item *items;
-    uint32_t count;
-    bool more;
+    const gw_conf *conf = turn->app->conf;
+    gw_conversation_query all = {.oldest_first = true, .bytes_max = conf->limits_body_bytes_max};
     base_err why = BASE_ERR_INIT;
-    if (!r->conversation)
-        return BASE_OK;
-    base_code code =
-        gw_conversation_list(turn->app->ledger, &items, &count, &more, turn->identity.tenant,
-                             r->conversation, NULL, 0, true, turn->arena, &why);
+    base_code code = gw_conversation_list(turn->app->ledger, page, turn->identity.tenant,
+                                          r->conversation, &all, turn->arena, &why);
     if (code == BASE_NOT_FOUND)
-        return gw_turn_reject(turn, err, 404, "invalid_request_error", "conversation_not_found",
-                              "conversation", "Conversation with id '%.*s' not found.",
-                              gw_shown(r->conversation, 64), r->conversation);
+        return no_conversation(turn, err);
     if (code)
-        return base_fail(err, code, "%s", why.text);
-    for (uint32_t i = 0; i < count; i++) {
-        json_t *item = json_loads(items[i].json, JSON_ALLOW_NUL, NULL);
+        return base_fail_param(err, code, "conversation", "%s", why.text);
+    list->kept = true;
+    for (uint32_t i = 0; i < page->count; i++) {
+        json_t *item = json_loads(page->items[i].json, JSON_ALLOW_NUL, NULL);
         if (!item || json_array_append_new(r->stored, item))
             return gw_no_memory(err);
         GW_TRY(gw_items_read_one(list, item, "conversation", err));
     }
+    list->kept = false;
     return BASE_OK;
 }
 
-static base_code load(gw_turn *turn, base_err *err)
+static base_code add_to_conversation(gw_turn *turn, const gw_conversation_page *page,
+                                     const json_t *input, base_err *err)
+{
+    uint32_t max = turn->app->conf->conversations_items_max;
+    if (!turn->lock_id)
+        return BASE_OK;
+    turn->conversation = state(turn)->conversation;
+    GW_TRY(gw_conversation_inputs(turn, input, "input", page, err));
+    if (page->count + turn->added_count >= max)
+        return gw_turn_reject(turn, err, 400, "invalid_request_error", "conversation_full",
+                              "conversation",
+                              "the conversation holds %u items, with the input it would hold "
+                              "%u, and the limit is %u (conversations.items_max)",
+                              page->count, page->count + turn->added_count, max);
+    return BASE_OK;
+}
+
+base_code gw_responses_load(gw_turn *turn, base_err *err)
 {
     responses *r = state(turn);
     gw_item_list list = {.turn = turn, .stored = r->stored};
     uint32_t before = 0;
+    gw_conversation_page page = {0};
     const json_t *input = json_object_get(turn->json, "input");
     const json_t *instructions = json_object_get(turn->json, "instructions");
     if (json_string_length(instructions))
-        GW_TRY(gw_items_add_system(
-            &list, (eng_text){json_string_value(instructions), json_string_length(instructions)},
-            err));
+        GW_TRY(gw_items_add(&list, ENG_ROLE_SYSTEM, gw_text_of_json(instructions), err));
     GW_TRY(read_previous(turn, &list, err));
-    GW_TRY(read_items_of(turn, &list, err));
+    if (r->conversation)
+        GW_TRY(read_items_of(turn, &list, &page, err));
     before = list.count;
     if (input && !json_is_null(input))
         GW_TRY(gw_items_read(&list, input, "input", err));
@@ -296,6 +326,8 @@ static base_code load(gw_turn *turn, base_err *err)
         return base_fail_param(err, BASE_INVALID, "input",
                                "input must be a string or an array of at least one item");
     GW_TRY(check_answered(&list, before, err));
+    if (r->conversation)
+        GW_TRY(add_to_conversation(turn, &page, input, err));
     gw_order_results(list.items, list.ids, list.count);
     turn->items = list.items;
     turn->chat.items = list.items;
@@ -341,8 +373,7 @@ static base_code make_echo(gw_turn *turn, base_err *err)
                     ",\"background\":%s,\"service_tier\":\"default\","
                     "\"store\":%s,\"parallel_tool_calls\":%s,\"temperature\":%g,\"top_p\":%g,"
                     "\"top_logprobs\":%u",
-                    r->view.background ? "true" : "false",
-                    turn->retention == GW_RETAIN_KEPT ? "true" : "false",
+                    r->view.background ? "true" : "false", r->store ? "true" : "false",
                     r->parallel ? "true" : "false", (double)turn->request.sampling.temperature,
                     (double)turn->request.sampling.top_p, turn->request.sampling.top_logprobs);
     base_buf_puts(&out, ",\"conversation\":");
@@ -360,12 +391,13 @@ static base_code make_echo(gw_turn *turn, base_err *err)
     base_buf_clear(&out);
     base_buf_printf(&out, "{%s}", r->echo ? r->echo : "");
     base_buf_add(&out, "", 1);
-    turn->echo = out.failed ? NULL : base_arena_copy(turn->arena, out.data, out.length);
+    if (r->store)
+        turn->echo = out.failed ? NULL : base_arena_copy(turn->arena, out.data, out.length);
     base_buf_deinit(&out);
-    return r->echo && turn->echo ? BASE_OK : gw_no_memory(err);
+    return r->echo && (turn->echo || !r->store) ? BASE_OK : gw_no_memory(err);
 }
 
-static base_code parse(gw_turn *turn, base_err *err)
+base_code gw_responses_parse(gw_turn *turn, base_err *err)
 {
     responses *r = base_arena_calloc(turn->arena, 1, sizeof *r);
     if (!r)
@@ -395,7 +427,15 @@ static base_code parse(gw_turn *turn, base_err *err)
     return BASE_OK;
 }
 
-static base_code check(gw_turn *turn, base_err *err)
+void gw_responses_look_on(gw_turn *turn)
+{
+    turn->stream = false;
+    turn->lock_id = NULL;
+    turn->echo = NULL;
+    turn->retention = GW_RETAIN_USAGE;
+}
+
+base_code gw_responses_check(gw_turn *turn, base_err *err)
 {
     uint32_t item, call;
     GW_TRY(gw_runs_unseal(turn, &state(turn)->list, err));
@@ -518,8 +558,8 @@ static void tick(gw_turn *turn, uint64_t now)
     uint32_t count = turn->run_count - turn->lead;
     /* A row is written whole each time, so long answers are written less often. */
     uint64_t wait = base_max((uint64_t)FLUSH_MS, count / 100) * 1000000;
-    if (!turn->tape || turn->retention != GW_RETAIN_KEPT || !r->view.record || r->flush ||
-        count == r->flushed_tokens || now < r->flushed_ns + wait)
+    if (!turn->tape || !r->store || !r->view.record || r->flush || count == r->flushed_tokens ||
+        now < r->flushed_ns + wait)
         return;
     flush *f = flush_make(turn);
     if (f)
@@ -539,7 +579,7 @@ static void admit(gw_turn *turn)
     bool whole = !turn->stream;
     r->view.record = whole ? NULL : record;
     r->view.ctx = turn;
-    if (turn->retention != GW_RETAIN_KEPT || (whole && !r->view.background))
+    if (!r->store || (whole && !r->view.background))
         return;
     flush *f = flush_make(turn);
     if (r->view.background && whole) {
@@ -598,7 +638,7 @@ static void part(gw_turn *turn, const eng_part *p)
     turn->lossy |= r->view.failed;
 }
 
-static void put_usage(base_buf *out, const gw_turn *turn)
+void gw_responses_put_usage(base_buf *out, const gw_turn *turn)
 {
     const eng_usage *usage = &turn->usage;
     base_buf_clear(out);
@@ -646,7 +686,7 @@ static void make_end(gw_turn *turn)
         end->sealed = r->sealed.data;
     bool stored = turn->stored;
     turn->stored = turn->retention == GW_RETAIN_KEPT; /* else no one will be told this */
-    put_usage(&r->usage, turn);
+    gw_responses_put_usage(&r->usage, turn);
     turn->stored = stored;
     end->usage = r->usage.failed ? NULL : r->usage.data;
 }
@@ -656,13 +696,13 @@ static void ending(gw_turn *turn)
 {
     responses *r = state(turn);
     make_end(turn);
-    if (turn->retention != GW_RETAIN_KEPT)
+    if (turn->conversation)
+        gw_conversation_outputs(turn, &r->view, &r->end);
+    if (!r->store)
         return;
     gw_response_tell(&r->told, turn, &r->view, &r->end);
     base_buf_add(&r->told, "", 1);
     turn->told = r->told.failed ? NULL : r->told.data;
-    if (r->conversation && strcmp(r->end.status, "failed") != 0)
-        gw_conversation_of(turn, &r->view, &r->end, r->conversation);
 }
 
 static void finish(gw_turn *turn)
@@ -674,7 +714,7 @@ static void finish(gw_turn *turn)
         return;
     }
     if (turn->retention != GW_RETAIN_KEPT) {
-        put_usage(&r->usage, turn);
+        gw_responses_put_usage(&r->usage, turn);
         r->end.usage = r->usage.failed ? NULL : r->usage.data;
     }
     r->end.ended_ms = turn->commit.ended_ms;
@@ -688,7 +728,8 @@ static void finish(gw_turn *turn)
     gw_turn_respond_json(turn, &r->view.scratch);
 }
 
-static void fail(gw_turn *turn, const gw_error_row *row, const char *param, const char *message)
+void gw_responses_fail(gw_turn *turn, const gw_error_row *row, const char *param,
+                       const char *message)
 {
     responses *r = state(turn);
     if (!gw_turn_streaming(turn)) {
@@ -710,14 +751,14 @@ static void ping(gw_turn *turn)
     gw_response_ping(&state(turn)->view);
 }
 
-static void deinit(gw_turn *turn)
+void gw_responses_deinit(gw_turn *turn)
 {
     responses *r = state(turn);
     if (r->flush)
         r->flush->turn = NULL;
     gw_response_deinit(&r->view);
     gw_logprobs_deinit(&r->logprobs);
-    base_buf *bufs[] = {&r->usage, &r->sealed, &r->told};
+    base_buf *bufs[] = {&r->usage, &r->sealed, &r->told, &r->retained};
     for (size_t i = 0; i < sizeof bufs / sizeof *bufs; i++)
         base_buf_deinit(bufs[i]);
     json_decref(r->stored);
@@ -726,9 +767,9 @@ static void deinit(gw_turn *turn)
 static const gw_dialect dialect = {
     .name = "responses",
     .route = "/v1/responses",
-    .parse = parse,
-    .load = load,
-    .check = check,
+    .parse = gw_responses_parse,
+    .load = gw_responses_load,
+    .check = gw_responses_check,
     .admit = admit,
     .open = open_stream,
     .started = started,
@@ -737,10 +778,10 @@ static const gw_dialect dialect = {
     .ending = ending,
     .finish = finish,
     .tells_cut = true,
-    .fail = fail,
+    .fail = gw_responses_fail,
     .tick = tick,
     .ping = ping,
-    .deinit = deinit,
+    .deinit = gw_responses_deinit,
 };
 
 void gw_api_responses_handle(gw_app *app, gw_exchange *exchange)
@@ -752,8 +793,8 @@ void gw_api_responses_handle(gw_app *app, gw_exchange *exchange)
 
 static base_code parse_count(gw_turn *turn, base_err *err)
 {
-    GW_TRY(parse(turn, err));
-    turn->stream = false;
+    GW_TRY(gw_responses_parse(turn, err));
+    gw_responses_look_on(turn);
     return BASE_OK;
 }
 
@@ -770,12 +811,12 @@ static const gw_dialect counting = {
     .name = "responses",
     .route = "/v1/responses/input_tokens",
     .parse = parse_count,
-    .load = load,
-    .check = check,
+    .load = gw_responses_load,
+    .check = gw_responses_check,
     .dry = true,
     .finish = finish_count,
-    .fail = fail,
-    .deinit = deinit,
+    .fail = gw_responses_fail,
+    .deinit = gw_responses_deinit,
 };
 
 void gw_api_responses_count(gw_app *app, gw_exchange *exchange)

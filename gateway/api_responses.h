@@ -12,6 +12,9 @@
 void gw_api_responses_handle(gw_app *app, gw_exchange *exchange);
 /* POST /v1/responses/input_tokens: runs nothing. */
 void gw_api_responses_count(gw_app *app, gw_exchange *exchange);
+/* POST /v1/responses/compact: the input again, with a sealed summary in place of what the assistant
+ * said and did. */
+void gw_api_responses_compact(gw_app *app, gw_exchange *exchange);
 /* Of responses that were stored and not deleted; others' are unknown (404 response_not_found). GET
  * with stream=true plays the events behind starting_after again, then goes on live. After a crash a
  * stream ends where its row ended (at most about a second before) with response.incomplete, reason

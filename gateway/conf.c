@@ -171,6 +171,11 @@ static const row rows[] = {
     {"sessions.pin_seconds_max", U32, AT(sessions_pin_seconds_max), "3600", 0, 366ull * 86400,
      .help = "longest pin of a session's pages"},
 
+    {"conversations.count_max", U32, AT(conversations_count_max), "10000", 1, 10000000,
+     .help = "conversations of a tenant; more are refused with 429"},
+    {"conversations.items_max", U32, AT(conversations_items_max), "10000", 1, 1000000,
+     .help = "items of a conversation; more are refused with 400"},
+
     {"log.level", LEVEL, AT(log_level), "info", .choices = "debug|info|warn|error", .live = true,
      .help = "least level that is written"},
     {"log.access", BOOL, AT(log_access), "true", .help = "one line a request"},

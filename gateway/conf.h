@@ -79,6 +79,8 @@ typedef struct gw_conf {
     uint64_t sessions_append_bytes_total_max;
     uint32_t sessions_pin_seconds_max;
 
+    uint32_t conversations_count_max, conversations_items_max;
+
     base_log_level log_level; /* live: read again on SIGHUP */
     bool log_access;
     char *log_trace_path; /* "": none; one JSON line a finished request */

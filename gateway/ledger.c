@@ -270,6 +270,7 @@ gw_ledger_stats gw_ledger_get_stats(gw_ledger *ledger)
                              .transactions = atomic_load(&ledger->transaction_count),
                              .failures = atomic_load(&ledger->failure_count),
                              .native_sessions = atomic_load(&ledger->native_count),
+                             .conversations = atomic_load(&ledger->conversation_count),
                              .trimmed = atomic_load(&ledger->trim_count),
                              .database_bytes = file_bytes(ledger->file, ""),
                              .wal_bytes = file_bytes(ledger->file, "-wal")};
@@ -376,6 +377,8 @@ base_code gw_ledger_open(gw_ledger **out, const gw_ledger_options *options, base
         code = gw_schema_migrate(ledger->writer->db, err);
     if (!code)
         code = gw_native_count(ledger, err);
+    if (!code)
+        code = gw_conversation_count(ledger, err);
     if (!code) {
         sqlite3_wal_hook(ledger->writer->db, on_wal, ledger);
         ledger->thread_runs = pthread_create(&ledger->thread, NULL, writer_main, ledger) == 0;

@@ -288,7 +288,7 @@ typedef struct gw_ledger_stats {
     uint64_t memory_bytes, memory_runs, database_bytes, wal_bytes;
     uint64_t slices_known, slices_parsed, slice_bytes; /* elements of bodies; see slice.h */
     uint32_t queued;
-    uint64_t native_sessions;
+    uint64_t native_sessions, conversations;
 } gw_ledger_stats;
 gw_ledger_stats gw_ledger_get_stats(gw_ledger *ledger); /* thread: any */
 /* SQLite's own checks, and that every row says what was written. For tests and tools; slow. */

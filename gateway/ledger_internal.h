@@ -334,7 +334,8 @@ struct gw_ledger {
     bool keeper_stop;
 
     atomic_uint_fast64_t commit_count, transaction_count, failure_count, trim_count;
-    atomic_uint_fast64_t native_count; /* native sessions; written by the writer */
+    atomic_uint_fast64_t native_count;       /* native sessions; written by the writer */
+    atomic_uint_fast64_t conversation_count; /* the same */
 };
 
 /* One process a data directory; the lock goes with the descriptor, which is set (-1: none) in any
@@ -378,6 +379,8 @@ void gw_purge(gw_ledger *ledger);
 /* On the writer, in the transaction of a turn that was just added. False on an error. */
 bool gw_stream_commit(gw_db *c, const gw_commit *commit);
 bool gw_conversation_commit(gw_db *c, const gw_commit *commit);
+/* Counts conversations, at open. */
+base_code gw_conversation_count(gw_ledger *ledger, base_err *err);
 
 /* ---- ledger_session.c ---- */
 
@@ -397,7 +400,7 @@ bool gw_db_check(gw_db *c, const gw_check *check);
 /* ---- ledger_schema.c ---- */
 
 #define GW_SCHEMA_APPLICATION 0x5748494d /* "WHIM" */
-#define GW_SCHEMA_VERSION 7
+#define GW_SCHEMA_VERSION 8
 /* Creates or migrates. BASE_UNSUPPORTED for a newer one, BASE_FORMAT for a database of something
  * else. */
 base_code gw_schema_migrate(sqlite3 *db, base_err *err);

@@ -177,6 +177,10 @@ static const char *const migrations[] = {
     "ALTER TABLE keys ADD COLUMN restore INTEGER;",
     /* 7: indexes that nothing asks, a page each in every commit. */
     "DROP INDEX turns_response; DROP INDEX turns_created; DROP INDEX sessions_used;",
+    /* 8: a turn on a conversation leaves with it. */
+    "ALTER TABLE turns ADD COLUMN conversation INTEGER REFERENCES conversations(id);"
+    "CREATE INDEX turns_conversation ON turns(conversation) WHERE conversation IS NOT NULL;"
+    "CREATE INDEX conversations_tenant ON conversations(tenant);",
 };
 
 _Static_assert(sizeof(migrations) / sizeof(migrations[0]) == GW_SCHEMA_VERSION,

@@ -285,6 +285,7 @@ static void render_ledger(const gw_app *app, base_buf *out)
     count(out, "ledger_trimmed_total", "Cached turns that left for room.", s.trimmed);
     gauge(out, "ledger_queued", "Turns that wait for the writer.", s.queued);
     gauge(out, "native_sessions", "Native sessions that are kept.", (double)s.native_sessions);
+    gauge(out, "conversations", "Conversations that are kept.", (double)s.conversations);
     gauge(out, "ledger_bytes", "Bytes of whimbrel.db.", (double)s.database_bytes);
     gauge(out, "ledger_log_bytes", "Bytes of its write-ahead log.", (double)s.wal_bytes);
     gauge(out, "ledger_memory_bytes", "Bytes of recent runs in memory.", (double)s.memory_bytes);

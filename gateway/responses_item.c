@@ -7,6 +7,9 @@
 #include "engine/base/num.h"
 #include "engine/base/utf8.h"
 #include "gateway/dialect.h"
+#include "gateway/ledger_conversation.h"
+#include "gateway/response_compact.h"
+#include "gateway/response_store.h"
 
 /* ---- the list ---- */
 
@@ -93,9 +96,9 @@ static base_code add_call(gw_item_list *list, eng_call call, base_err *err)
     return BASE_OK;
 }
 
-base_code gw_items_add_system(gw_item_list *list, eng_text text, base_err *err)
+base_code gw_items_add(gw_item_list *list, eng_role role, eng_text text, base_err *err)
 {
-    eng_item *item = add(list, ENG_ROLE_SYSTEM);
+    eng_item *item = add(list, role);
     if (!item)
         return gw_no_memory(err);
     item->text = text;
@@ -131,11 +134,7 @@ static base_code read_message(gw_item_list *list, const json_t *item, const char
                                "%s '%.*s' is not one of system, developer, user, assistant", param,
                                gw_shown(role, 32), role);
     }
-    eng_item *to = add(list, system ? ENG_ROLE_SYSTEM : ENG_ROLE_USER);
-    if (!to)
-        return gw_no_memory(err);
-    to->text = text;
-    return BASE_OK;
+    return gw_items_add(list, system ? ENG_ROLE_SYSTEM : ENG_ROLE_USER, text, err);
 }
 
 static base_code read_call(gw_item_list *list, const json_t *item, const char *path, bool custom,
@@ -162,10 +161,7 @@ static base_code read_result(gw_item_list *list, const json_t *item, const char 
     if (!id)
         return gw_wrong_type(path, "call_id", "a string", NULL, err);
     GW_TRY(read_content(list, &text, item, path, "output", err));
-    eng_item *to = add(list, ENG_ROLE_TOOL);
-    if (!to)
-        return gw_no_memory(err);
-    to->text = text;
+    GW_TRY(gw_items_add(list, ENG_ROLE_TOOL, text, err));
     list->ids[list->count - 1] = gw_text_of(id);
     return BASE_OK;
 }
@@ -182,59 +178,76 @@ static base_code read_reasoning(gw_item_list *list, const json_t *item, const ch
     GW_TRY(gw_read_text(&sealed, item, path, "encrypted_content", err));
     GW_TRY(add_reasoning(list, text.length ? text : summary, err));
     if (sealed.length)
-        list->sealed[list->count - 1] = (gw_sealed){sealed, list->at};
+        list->sealed[list->count - 1] =
+            (gw_sealed){.text = sealed, .field = list->field, .at = list->at, .kept = list->kept};
     return BASE_OK;
 }
 
 /* ---- references ---- */
 
-/* An id of an output item: "msg_", "rs_" or "fc_", 24 hex digits of the turn, and for calls "_" and
- * the call's index. */
+/* Of a stored response: an output item's id holds the response's 24 digits. */
+static base_code find_output(gw_turn *turn, json_t **out, const char *id, base_err *err)
+{
+    const char *bar = strchr(id, '_');
+    char response[GW_ID_MAX];
+    if (!bar || strspn(bar + 1, "0123456789abcdef") != 24)
+        return BASE_NOT_FOUND;
+    snprintf(response, sizeof response, "resp_%.24s", bar + 1);
+    gw_stored s;
+    base_code code = gw_stored_play(&s, turn->app, turn->identity.tenant, response, NULL, NULL, 0,
+                                    turn->arena, err);
+    for (uint32_t i = 0; !code && !*out && i < s.r.count; i++) {
+        base_buf text;
+        base_buf_init(&text, 0);
+        gw_response_put_item(&s.r, &text, i, &s.end);
+        json_t *item =
+            text.failed ? NULL : json_loadb(text.data, text.length, JSON_ALLOW_NUL, NULL);
+        const char *have = json_string_value(json_object_get(item, "id"));
+        if (have && strcmp(have, id) == 0)
+            *out = json_incref(item);
+        json_decref(item);
+        base_buf_deinit(&text);
+    }
+    gw_stored_deinit(&s);
+    return code ? code : *out ? BASE_OK : BASE_NOT_FOUND;
+}
+
+base_code gw_items_resolve(gw_turn *turn, json_t **out, const char *id, const char *path,
+                           base_err *err)
+{
+    base_err why = BASE_ERR_INIT;
+    char *json = NULL;
+    *out = NULL;
+    base_code code = find_output(turn, out, id, &why);
+    if (code == BASE_NOT_FOUND) {
+        why = (base_err)BASE_ERR_INIT;
+        code = gw_conversation_item_find(turn->app->ledger, &json, turn->identity.tenant, id,
+                                         turn->arena, &why);
+        *out = code ? NULL : json_loads(json, JSON_ALLOW_NUL, NULL);
+    }
+    if (*out)
+        return BASE_OK;
+    if (code && code != BASE_NOT_FOUND)
+        return base_fail(err, code, "%s", why.text);
+    return gw_turn_reject(turn, err, 404, "invalid_request_error", "item_not_found", path,
+                          "there is no item '%.*s'", gw_shown(id, 64), id);
+}
+
 static base_code read_reference(gw_item_list *list, const json_t *item, const char *path,
                                 base_err *err)
 {
     const char *id = NULL;
+    json_t *found;
     GW_TRY(gw_read_name(&id, item, path, "id", GW_NAME_BYTES_MAX, err));
     if (!id)
         return gw_wrong_type(path, "id", "a string", NULL, err);
-    gw_turn *turn = list->turn;
-    const char *bar = strchr(id, '_');
-    size_t digits = bar ? strspn(bar + 1, "0123456789abcdef") : 0;
-    gw_turn_row row = {0};
-    gw_id name = {"turn_"};
-    base_code code = BASE_NOT_FOUND;
-    if (digits == 24) {
-        memcpy(name.text + 5, bar + 1, 24);
-        name.text[29] = '\0';
-        code = gw_ledger_turn(turn->app->ledger, &row, turn->identity.tenant, name.text,
-                              turn->arena, NULL);
-    }
-    json_t *answer = !code && row.answer ? json_loads(row.answer, JSON_ALLOW_NUL, NULL) : NULL;
-    if (!answer || json_array_append_new(list->stored, answer))
-        return gw_turn_reject(turn, err, 404, "invalid_request_error", "item_not_found", path,
-                              "there is no item '%.*s'", gw_shown(id, 64), id);
-    if (id[0] == 'm' || id[0] == 'r') {
-        const json_t *text =
-            json_object_get(answer, id[0] == 'm' ? "content" : "reasoning_content");
-        eng_text said = {json_is_string(text) ? json_string_value(text) : "",
-                         json_string_length(text)};
-        return id[0] == 'm' ? add_said(list, said, err) : add_reasoning(list, said, err);
-    }
-    long index =
-        bar[25] == '_' && bar[26] >= '0' && bar[26] <= '9' ? strtol(bar + 26, NULL, 10) : 0;
-    const json_t *call = json_array_get(json_object_get(answer, "tool_calls"), (size_t)index);
-    const json_t *function = json_object_get(call, "function");
-    const char *called = json_string_value(json_object_get(function, "name"));
-    const json_t *arguments = json_object_get(function, "arguments");
-    if (!called)
-        return gw_turn_reject(turn, err, 404, "invalid_request_error", "item_not_found", path,
-                              "there is no item '%.*s'", gw_shown(id, 64), id);
-    return add_call(list,
-                    (eng_call){gw_text_of(json_string_value(json_object_get(call, "id"))),
-                               gw_text_of(called),
-                               {json_is_string(arguments) ? json_string_value(arguments) : "",
-                                json_string_length(arguments)}},
-                    err);
+    GW_TRY(gw_items_resolve(list->turn, &found, id, path, err));
+    if (json_array_append_new(list->stored, found))
+        return gw_no_memory(err);
+    /* What is stored is no reference, but a client may have chosen its kind. */
+    const char *type = json_string_value(json_object_get(found, "type"));
+    return type && strcmp(type, "item_reference") != 0 ? gw_items_read_one(list, found, path, err)
+                                                       : BASE_OK;
 }
 
 /* ---- the ledger's items ---- */
@@ -292,18 +305,16 @@ base_code gw_items_read_one(gw_item_list *list, const json_t *item, const char *
         return read_reasoning(list, item, path, err);
     if (strcmp(type, "item_reference") == 0)
         return read_reference(list, item, path, err);
+    if (strcmp(type, "compaction") == 0)
+        return gw_compaction_read(list, item, path, err);
     return BASE_OK;
 }
 
 base_code gw_items_read(gw_item_list *list, const json_t *input, const char *path, base_err *err)
 {
-    if (json_is_string(input)) {
-        eng_item *item = add(list, ENG_ROLE_USER);
-        if (!item)
-            return gw_no_memory(err);
-        item->text = (eng_text){json_string_value(input), json_string_length(input)};
-        return BASE_OK;
-    }
+    if (json_is_string(input))
+        return gw_items_add(list, ENG_ROLE_USER, gw_text_of_json(input), err);
+    list->field = path;
     if (!json_is_array(input))
         return gw_wrong_type("", path, "a string or an array of items", input, err);
     for (size_t i = 0; i < json_array_size(input); i++) {

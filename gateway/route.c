@@ -14,6 +14,7 @@
 #include "engine/base/log.h"
 #include "gateway/admin.h"
 #include "gateway/api_chat.h"
+#include "gateway/api_conversations.h"
 #include "gateway/api_error.h"
 #include "gateway/api_messages.h"
 #include "gateway/api_models.h"
@@ -64,10 +65,19 @@ static const route routes[] = {
     {"POST", "/detokenize", PUBLIC | JSON_BODY | TURN, gw_api_detokenize},
     {"POST", "/v1/responses", PUBLIC | JSON_BODY | TURN, gw_api_responses_handle},
     {"POST", "/v1/responses/input_tokens", PUBLIC | JSON_BODY | TURN, gw_api_responses_count},
+    {"POST", "/v1/responses/compact", PUBLIC | JSON_BODY | TURN, gw_api_responses_compact},
     {"GET", "/v1/responses/{id}/input_items", PUBLIC, gw_api_responses_items},
     {"GET", "/v1/responses/{id}", PUBLIC, gw_api_responses_get},
     {"DELETE", "/v1/responses/{id}", PUBLIC, gw_api_responses_delete},
     {"POST", "/v1/responses/{id}", PUBLIC, gw_api_responses_cancel},
+    {"POST", "/v1/conversations", PUBLIC | JSON_BODY, gw_api_conversations_create},
+    {"POST", "/v1/conversations/{id}/items", PUBLIC | JSON_BODY, gw_api_conversations_items_add},
+    {"GET", "/v1/conversations/{id}/items", PUBLIC, gw_api_conversations_items_list},
+    {"GET", "/v1/conversations/{id}/items/{id}", PUBLIC, gw_api_conversations_item_get},
+    {"DELETE", "/v1/conversations/{id}/items/{id}", PUBLIC, gw_api_conversations_item_delete},
+    {"GET", "/v1/conversations/{id}", PUBLIC, gw_api_conversations_get},
+    {"POST", "/v1/conversations/{id}", PUBLIC | JSON_BODY, gw_api_conversations_update},
+    {"DELETE", "/v1/conversations/{id}", PUBLIC, gw_api_conversations_delete},
     {"POST", "/v1/sessions", PUBLIC | JSON_BODY, gw_api_sessions_create},
     {"GET", "/v1/sessions", PUBLIC, gw_api_sessions_list},
     {"POST", "/v1/sessions/{id}/turns", PUBLIC | JSON_BODY | TURN, gw_api_sessions_turn},

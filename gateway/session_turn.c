@@ -335,7 +335,7 @@ static base_code begin_conversation(gw_turn *turn, gw_item_list *list, base_err 
     const json_t *system = json_object_get(n->config.json, "system"),
                  *items = json_object_get(n->config.json, "items");
     if (json_string_length(system) && !items)
-        GW_TRY(gw_items_add_system(list, gw_text_of_json(system), err));
+        GW_TRY(gw_items_add(list, ENG_ROLE_SYSTEM, gw_text_of_json(system), err));
     for (size_t i = 0; i < json_array_size(items); i++) {
         char *text = json_dumps(json_array_get(items, i), JSON_COMPACT);
         base_code code = text ? gw_items_add_stored(list, text, err) : gw_no_memory(err);
