@@ -21,6 +21,7 @@ void eng__sequence_destroy(eng_sequence *seq)
         return;
     eng_decoder_destroy(seq->decoder);
     eng_constrain_destroy(seq->constrain);
+    eng_copy_destroy(seq->copy);
     base_arena_destroy(seq->arena);
     free(seq->counts.output);
     free(seq->counts.prompt);
@@ -47,6 +48,16 @@ static base_code check_request(const eng_engine *engine, const eng_request *requ
         if (request->tokens[i] < 0 || (uint32_t)request->tokens[i] >= engine->info.vocab)
             return base_fail(err, BASE_INVALID, "token %d at %u is outside the vocabulary of %u",
                              request->tokens[i], i, engine->info.vocab);
+    if (request->prediction_count > ENG_PREDICTION_MAX)
+        return base_fail_param(err, BASE_TOO_LONG, "prediction",
+                               "the prediction's %u tokens exceed %u", request->prediction_count,
+                               ENG_PREDICTION_MAX);
+    for (uint32_t i = 0; i < request->prediction_count; i++)
+        if (request->prediction[i] < 0 || (uint32_t)request->prediction[i] >= engine->info.vocab)
+            return base_fail_param(err, BASE_INVALID, "prediction",
+                                   "token %d at %u of the prediction is outside the vocabulary "
+                                   "of %u",
+                                   request->prediction[i], i, engine->info.vocab);
     return request->prefill_only ? BASE_OK
                                  : eng_sampling_check(&request->sampling, engine->info.vocab, err);
 }
@@ -116,6 +127,10 @@ static base_code sequence_create(eng_sequence **out, eng_engine *engine, const e
     bool memory = seq->output != NULL && seq->pages != NULL &&
                   (seq->logprobs != NULL || !request->sampling.logprobs) &&
                   make_counts(engine, seq);
+    if (memory && engine->options.draft_tokens < 0 && !request->prefill_only)
+        memory = (seq->copy = eng_copy_create(request->tokens, request->token_count,
+                                              request->prediction, request->prediction_count,
+                                              seq->output, seq->output_max)) != NULL;
     /* A grammar opens and closes calls by itself. */
     bool held = request->grammar != NULL;
     bool forces = !held && (request->tool_choice == ENG_TOOL_REQUIRED ||
@@ -160,32 +175,57 @@ static base_code sequence_create(eng_sequence **out, eng_engine *engine, const e
 
 base_code eng_submit(eng_engine *engine, const eng_request *request, base_err *err)
 {
-    base_code code = check_request(engine, request, err);
-    eng_sequence *seq = NULL;
-    if (code == BASE_OK)
-        code = sequence_create(&seq, engine, request, err);
-    if (code != BASE_OK)
-        return code;
-    pthread_mutex_lock(&engine->lock);
+    return eng_submit_all(engine, request, 1, err);
+}
+
+/* Under lock: takes the list, `last` its end. */
+static base_code post(eng_engine *engine, eng_sequence *first, eng_sequence *last, uint32_t count,
+                      base_err *err)
+{
     if (engine->stop)
-        code = base_fail(err, BASE_CLOSED, "the engine is stopping");
-    else if (engine->waiting >= engine->options.queue_max)
-        code = base_fail(err, BASE_FULL, "%u requests are waiting, the bound", engine->waiting);
-    if (code == BASE_OK) {
-        engine->waiting++;
+        return base_fail(err, BASE_CLOSED, "the engine is stopping");
+    if (engine->waiting + count > engine->options.queue_max)
+        return base_fail(err, BASE_FULL, "%u requests are waiting, %u may", engine->waiting,
+                         engine->options.queue_max);
+    engine->waiting += count;
+    for (eng_sequence *seq = first; seq != NULL; seq = seq->next)
         seq->number = ++engine->numbers;
-        if (engine->inbox_tail != NULL)
-            engine->inbox_tail->next = seq;
-        else
-            engine->inbox_head = seq;
-        engine->inbox_tail = seq;
-        ENG_COUNT(engine, requests, 1);
-        ENG_GAUGE(engine, queued, engine->waiting);
-        pthread_cond_signal(&engine->wake);
+    if (engine->inbox_tail != NULL)
+        engine->inbox_tail->next = first;
+    else
+        engine->inbox_head = first;
+    engine->inbox_tail = last;
+    ENG_COUNT(engine, requests, count);
+    ENG_GAUGE(engine, queued, engine->waiting);
+    pthread_cond_signal(&engine->wake);
+    return BASE_OK;
+}
+
+base_code eng_submit_all(eng_engine *engine, const eng_request *requests, uint32_t count,
+                         base_err *err)
+{
+    eng_sequence *first = NULL, *last = NULL;
+    base_code code = BASE_OK;
+    for (uint32_t i = 0; i < count && code == BASE_OK; i++) {
+        eng_sequence *seq = NULL;
+        code = check_request(engine, &requests[i], err);
+        if (code == BASE_OK)
+            code = sequence_create(&seq, engine, &requests[i], err);
+        if (code != BASE_OK)
+            break;
+        *(last != NULL ? &last->next : &first) = seq;
+        last = seq;
     }
-    pthread_mutex_unlock(&engine->lock);
-    if (code != BASE_OK)
-        eng__sequence_destroy(seq);
+    if (code == BASE_OK && count > 0) {
+        pthread_mutex_lock(&engine->lock);
+        code = post(engine, first, last, count, err);
+        pthread_mutex_unlock(&engine->lock);
+    }
+    while (code != BASE_OK && first != NULL) {
+        eng_sequence *next = first->next;
+        eng__sequence_destroy(first);
+        first = next;
+    }
     return code;
 }
 
@@ -387,6 +427,7 @@ static base_code make_pages(eng_engine *engine, base_err *err)
 {
     kn_kv_shape shape = eng_model_kv_shape(engine->model, 1), draft_shape = {0};
     engine->info.page_bytes = kn_kv_page_bytes(&shape);
+    engine->info.page_tokens = KV_PAGE_TOKENS;
     size_t each = engine->info.page_bytes;
     if (engine->draft != NULL) {
         draft_shape = eng_draft_kv_shape(engine->draft, 1);
@@ -449,6 +490,8 @@ static base_code make_step_memory(eng_engine *engine, base_err *err)
                 (engine->scratch = malloc(scratch)) != NULL &&
                 (engine->slots = calloc(engine->slot_max, sizeof *engine->slots)) != NULL &&
                 (engine->parts = calloc(engine->slot_max, sizeof *engine->parts)) != NULL &&
+                (engine->offers = calloc(seqs, sizeof *engine->offers)) != NULL &&
+                (engine->histories = calloc(seqs, sizeof *engine->histories)) != NULL &&
                 (engine->cancels.ids = calloc(64, sizeof(uint64_t))) != NULL &&
                 (engine->cancels_taken.ids = calloc(64, sizeof(uint64_t))) != NULL;
     if (good && features > 0)
@@ -456,7 +499,6 @@ static base_code make_step_memory(eng_engine *engine, base_err *err)
             (engine->features =
                  calloc((size_t)rows * features * engine->config->hidden, sizeof(float))) != NULL &&
             (engine->draft_inputs = calloc(seqs, sizeof *engine->draft_inputs)) != NULL &&
-            (engine->draft_lengths = calloc(seqs, sizeof *engine->draft_lengths)) != NULL &&
             (engine->draft_tokens = calloc(seqs * block, sizeof *engine->draft_tokens)) != NULL &&
             (engine->draft_confidence = calloc(seqs * block, sizeof *engine->draft_confidence)) !=
                 NULL;
@@ -537,6 +579,7 @@ base_code eng_create(eng_engine **out, const eng_options *options, base_err *err
         code = make_step_memory(engine, err);
     if (code == BASE_OK) {
         fill_info(engine);
+        eng__load_costs(engine);
         code = eng__tier_open(engine, err);
     }
     if (code == BASE_OK) {
@@ -591,7 +634,8 @@ void eng_destroy(eng_engine *engine)
     free(engine->features);
     free(engine->scratch);
     free(engine->draft_inputs);
-    free(engine->draft_lengths);
+    free(engine->offers);
+    free(engine->histories);
     free(engine->draft_tokens);
     free(engine->draft_confidence);
     free(engine->slots);
@@ -613,29 +657,21 @@ const eng_info *eng_get_info(const eng_engine *engine)
 eng_stats eng_get_stats(const eng_engine *engine)
 {
 #define READ(field) .field = atomic_load_explicit(&engine->stats.field, memory_order_relaxed)
-    eng_stats stats = {READ(requests),
-                       READ(finished),
-                       READ(cancelled),
-                       READ(failed),
-                       READ(prompt_tokens),
-                       READ(cached_tokens),
-                       READ(restored_tokens),
-                       READ(output_tokens),
-                       READ(reasoning_tokens),
-                       READ(drafted),
-                       READ(accepted),
-                       READ(steps),
-                       READ(step_rows),
-                       READ(busy_ns),
-                       READ(evicted_pages),
-                       READ(forced_tokens),
-                       READ(queued),
-                       READ(running),
-                       READ(prefilling),
-                       READ(pages_free),
-                       READ(index_nodes),
-                       READ(index_pages),
-                       .pages_total = engine->info.page_count};
+    eng_stats stats = {READ(requests),         READ(finished),
+                       READ(cancelled),        READ(failed),
+                       READ(prompt_tokens),    READ(cached_tokens),
+                       READ(restored_tokens),  READ(output_tokens),
+                       READ(reasoning_tokens), READ(drafted),
+                       READ(accepted),         READ(steps),
+                       READ(step_rows),        READ(busy_ns),
+                       READ(evicted_pages),    READ(forced_tokens),
+                       READ(copied),           READ(copied_accepted),
+                       READ(predicted),        READ(predicted_accepted),
+                       READ(forward_ns),       READ(draft_ns),
+                       READ(sample_ns),        READ(queued),
+                       READ(running),          READ(prefilling),
+                       READ(pages_free),       READ(index_nodes),
+                       READ(index_pages),      .pages_total = engine->info.page_count};
 #undef READ
     if (engine->tier.store == NULL)
         return stats;

@@ -215,6 +215,10 @@ typedef struct eng_request {
     const eng_text *stops; /* stop strings, matched in visible text */
     uint32_t stop_count;
     uint64_t deadline_ns; /* base_now_ns clock; 0: none */
+    /* Id of a request submitted before or with this one: this one waits until that one has run its
+     * prompt, or is over, and others pass it meanwhile; so another answer to the same prompt finds
+     * its pages. 0: none. */
+    uint64_t follows;
     /* What is visible of the output follows it, from the end of reasoning to the end of the turn;
      * gets a reference. Needs memory of about 10 MB while the request lives. NULL: free. */
     eng_grammar *grammar;
@@ -352,7 +356,7 @@ typedef struct eng_info {
     char template_id[33]; /* of tokenizer and chat template: keys stored token runs */
     uint32_t context_max, vocab, layers, hidden;
     uint64_t weight_bytes, page_bytes;
-    uint32_t page_count;
+    uint32_t page_count, page_tokens;
     uint32_t draft_block;  /* 0: no draft */
     eng_thinking thinking; /* default */
 } eng_info;
@@ -369,6 +373,9 @@ const eng_info *eng_get_info(const eng_engine *engine);
  * the caller keeps until DONE. BASE_FULL if the queue is full, BASE_INVALID / BASE_TOO_LONG if the
  * request does not fit; no event follows then. Thread: any. */
 base_code eng_submit(eng_engine *engine, const eng_request *request, base_err *err);
+/* All of them, in this order, or none. */
+base_code eng_submit_all(eng_engine *engine, const eng_request *requests, uint32_t count,
+                         base_err *err);
 /* The request ends at the next step boundary with ENG_FINISH_CANCELLED, in the queue and in prefill
  * too; unknown ids are ignored. Thread: any. */
 void eng_cancel(eng_engine *engine, uint64_t id);

@@ -8,6 +8,7 @@
 #include "cache/store.h"
 #include "engine/chat.h"
 #include "engine/constrain.h"
+#include "engine/copy.h"
 #include "engine/draft.h"
 #include "engine/engine.h"
 #include "engine/model.h"
@@ -61,8 +62,11 @@ typedef struct eng_sequence {
     bool fetched;        /* the disk was asked */
     uint32_t restored_from, restored_to; /* tokens that it brought */
     uint64_t call_class;                 /* namespace and name of the last call, for the pause */
+    eng_copy *copy;                      /* NULL: nothing is copied */
     uint32_t draft_count;
     int32_t draft[ENG_SPEC_BLOCK_MAX];
+    eng_spec_offer offer; /* what `draft` is a part of; count 0: a script's */
+    eng_spec_history history;
     eng_usage usage;
     bool closing; /* nothing is sampled any more: what is known is run, then it ends. The end was
                      forced, or only the prompt was to be run */
@@ -124,6 +128,7 @@ struct eng_engine {
     int32_t end_tokens[8];
     uint32_t end_token_count;
     eng_spec spec;
+    uint64_t costs_ns, costs_steps; /* when the file was written, and after how many steps */
 
     eng_sequence **active; /* [sequences_max] */
     uint32_t active_count;
@@ -142,9 +147,10 @@ struct eng_engine {
     void *scratch;
     uint32_t picks_max;
     eng_draft_input *draft_inputs;
-    uint32_t *draft_lengths;
     int32_t *draft_tokens;
     float *draft_confidence;
+    eng_spec_offer *offers;
+    const eng_spec_history **histories;
 
     /* events of one sequence and step */
     base_buf part_text;
@@ -171,7 +177,8 @@ struct eng_engine {
     struct {
         _Atomic uint64_t requests, finished, cancelled, failed, prompt_tokens, cached_tokens,
             output_tokens, reasoning_tokens, drafted, accepted, steps, step_rows, busy_ns,
-            evicted_pages, restored_tokens, forced_tokens;
+            evicted_pages, restored_tokens, forced_tokens, copied, copied_accepted, predicted,
+            predicted_accepted, forward_ns, draft_ns, sample_ns;
         _Atomic uint32_t queued, running, prefilling, pages_free, index_nodes, index_pages;
     } stats;
 };
@@ -221,6 +228,17 @@ bool eng__own_last_page(eng_engine *engine, eng_sequence *seq, uint32_t tokens);
 /* Pages for positions up to `end`, exclusive. False: no room. */
 bool eng__grow_pages(eng_engine *engine, eng_sequence *seq, uint32_t end);
 void eng__raise_filled(eng_engine *engine, eng_sequence *seq, uint32_t run);
+
+/* ---- propose.c ---- */
+
+/* Fills `draft` of every sequence that decodes. */
+void eng__propose(eng_engine *engine);
+/* Of `verified` draft tokens the first `judged` were compared and the first `accepted` kept. */
+void eng__judge(eng_engine *engine, eng_sequence *seq, uint32_t verified, uint32_t judged,
+                uint32_t accepted);
+void eng__load_costs(eng_engine *engine);
+/* At most once a minute, unless it is the last time. */
+void eng__save_costs(eng_engine *engine, bool last);
 
 /* ---- tier.c ---- */
 

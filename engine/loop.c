@@ -34,6 +34,7 @@
 #include "engine/engine_internal.h"
 
 #define FORCED_TOKENS 64 /* appended at once */
+#define CHUNK_MIN 8      /* prefill rows of a step at least, however long it takes */
 
 #define WAIT_NS 5000000 /* for the disk tier: a deadline or a cancel is late by so much at most */
 
@@ -381,7 +382,23 @@ static void tell_start(eng_engine *engine, eng_sequence *seq)
     emit(engine, seq, ENG_EVENT_STARTED);
 }
 
-/* In order of arrival; those whose pages are on their way back from disk let others pass. */
+/* Whether the request that it follows has yet to run its prompt; one that is not there is over. */
+static bool must_wait(const eng_engine *engine, const eng_sequence *seq)
+{
+    uint64_t id = seq->request.follows;
+    if (id == 0)
+        return false;
+    for (uint32_t i = 0; i < engine->active_count; i++)
+        if (engine->active[i]->request.id == id)
+            return engine->active[i]->first_ns == 0;
+    for (const eng_sequence *other = engine->queue_head; other != seq; other = other->next)
+        if (other->request.id == id)
+            return other->first_ns == 0;
+    return false;
+}
+
+/* In order of arrival; those whose pages are on their way back from disk, or are made by the
+ * request that they follow, let others pass. */
 static void admit(eng_engine *engine)
 {
     if (engine->active_count == 0)
@@ -393,10 +410,10 @@ static void admit(eng_engine *engine)
         if (closed && seq->fetch == NULL)
             return;
         bool late = seq->request.deadline_ns != 0 && base_now_ns() > seq->request.deadline_ns;
-        bool ends = seq->cancelled || late;
-        if (!ends && seq->fetch == NULL && !take_pages(engine, seq) && seq->fetch == NULL)
+        bool ends = seq->cancelled || late, waits = !ends && must_wait(engine, seq);
+        if (!ends && !waits && seq->fetch == NULL && !take_pages(engine, seq) && seq->fetch == NULL)
             return;
-        if (!ends && seq->fetch != NULL) {
+        if (waits || (!ends && seq->fetch != NULL)) {
             before = seq;
             link = &seq->next;
             continue;
@@ -422,54 +439,11 @@ static void admit(eng_engine *engine)
     }
 }
 
-static void propose(eng_engine *engine)
-{
-    uint32_t count = 0;
-    uint32_t block = eng_draft_block(engine->draft);
-    for (uint32_t i = 0; i < engine->active_count; i++) {
-        eng_sequence *seq = engine->active[i];
-        seq->draft_count = 0;
-        if (eng__known(seq) - seq->run != 1 || seq->output_count == 0 || seq->closing ||
-            seq->output_max - seq->output_count < 2)
-            continue;
-        engine->order[count] = i;
-        engine->draft_inputs[count] = (eng_draft_input){
-            .anchor = token_at(seq, seq->run),
-            .anchor_pos = seq->run,
-            .context_from = seq->draft_from,
-            .pages = seq->pages,
-            .sampling = &seq->request.sampling,
-            .output_index = seq->output_count,
-        };
-        if (seq->constrain != NULL) {
-            eng_constrain_draft(seq->constrain);
-            engine->draft_inputs[count].mask = eng_constrain_draft_mask;
-            engine->draft_inputs[count].mask_ctx = seq->constrain;
-            engine->draft_inputs[count].mask_vocab = engine->info.vocab;
-        }
-        count++;
-    }
-    if (count == 0 || !eng_spec_worthwhile(&engine->spec, count))
-        return;
-    uint64_t before = base_now_ns();
-    eng_draft_propose(engine->draft, engine->draft_kv, engine->draft_inputs, count, block,
-                      engine->draft_tokens, engine->draft_confidence);
-    eng_spec_observe_draft(&engine->spec, base_now_ns() - before);
-    eng_spec_choose(&engine->spec, engine->draft_lengths, engine->draft_confidence, count, block);
-    for (uint32_t i = 0; i < count; i++) {
-        eng_sequence *seq = engine->active[engine->order[i]];
-        uint32_t room = seq->output_max - seq->output_count - 1;
-        seq->draft_count = (uint32_t)base_min(engine->draft_lengths[i], room);
-        memcpy(seq->draft, engine->draft_tokens + (size_t)i * block,
-               seq->draft_count * sizeof *seq->draft);
-    }
-}
-
 /* Samples the picked rows of one sequence in order, as if tokens came one by one. */
 static void sample_sequence(eng_engine *engine, eng_sequence *seq, uint32_t first_pick,
                             uint32_t picks, uint32_t run_before)
 {
-    uint32_t accepted = 0;
+    uint32_t accepted = 0, judged = 0;
     for (uint32_t j = 0; j < picks; j++) {
         eng_sampler_input input = {
             .logits = engine->logits + (size_t)(first_pick + j) * engine->config->vocab,
@@ -484,24 +458,24 @@ static void sample_sequence(eng_engine *engine, eng_sequence *seq, uint32_t firs
             .output_index = seq->output_count,
         };
         eng_logprob *logprob = seq->logprobs != NULL ? &seq->logprobs[seq->output_count] : NULL;
+        uint64_t begun = base_now_ns();
         int32_t token = eng_sample(&input, logprob, engine->scratch);
+        ENG_COUNT(engine, sample_ns, base_now_ns() - begun);
         uint32_t before = seq->output_count;
         bool on = take_token(engine, seq, token);
         /* A forced call begins behind this token: the drafts behind it are void. */
         bool forced = seq->output_count != before + 1;
-        if (j + 1 == picks || token != seq->draft[j])
+        if (j + 1 == picks)
+            break;
+        judged++;
+        if (token != seq->draft[j])
             break;
         accepted++;
         if (!on || forced)
             break;
     }
-    if (picks > 1) {
-        seq->usage.drafted += picks - 1;
-        seq->usage.accepted += accepted;
-        ENG_COUNT(engine, drafted, picks - 1);
-        ENG_COUNT(engine, accepted, accepted);
-        eng_spec_observe_round(&engine->spec, picks - 1, accepted + 1);
-    }
+    if (picks > 1)
+        eng__judge(engine, seq, picks - 1, judged, accepted);
     /* Rows up to the last accepted one count; those behind it hold rejected drafts. */
     eng__raise_filled(engine, seq, run_before + accepted + 1);
     seq->usage.steps++;
@@ -554,15 +528,38 @@ static void reap(eng_engine *engine)
     }
 }
 
+/* Prefill rows beside others' next tokens: what fits the time that those may wait for theirs. */
+static uint32_t chunk_of(const eng_engine *engine, uint32_t decode_rows, uint32_t context)
+{
+    const eng_options *options = &engine->options;
+    if (options->step_ms_target == 0 || decode_rows == 0)
+        return options->prefill_chunk;
+    uint32_t rows = eng_cost_rows(&engine->spec.learned.prefill, options->step_ms_target * 1e6,
+                                  context, decode_rows + options->prefill_chunk);
+    return (uint32_t)base_min(options->prefill_chunk,
+                              base_max(rows > decode_rows ? rows - decode_rows : 0, CHUNK_MIN));
+}
+
+static uint32_t furthest(const eng_engine *engine)
+{
+    uint32_t context = 0;
+    for (uint32_t i = 0; i < engine->active_count; i++)
+        context = (uint32_t)base_max(context, engine->active[i]->run);
+    return context;
+}
+
 static uint32_t plan_rows(eng_engine *engine)
 {
+    uint32_t decode_rows = 0;
     for (uint32_t i = 0; i < engine->active_count; i++) {
         eng_sequence *seq = engine->active[i];
         engine->plan[i] = (eng_sched_seq){
             .need = eng__known(seq) - seq->run, .draft = seq->draft_count, .arrival = seq->number};
+        if (engine->plan[i].need == 1)
+            decode_rows += 1 + seq->draft_count;
     }
     eng_sched_limits limits = {.rows_max = engine->options.step_rows_max,
-                               .prefill_chunk = engine->options.prefill_chunk,
+                               .prefill_chunk = chunk_of(engine, decode_rows, furthest(engine)),
                                .picks_max = engine->picks_max};
     return eng_sched_plan(engine->plan, engine->active_count, &limits, engine->order);
 }
@@ -570,8 +567,8 @@ static uint32_t plan_rows(eng_engine *engine)
 static void step(eng_engine *engine)
 {
     uint64_t before = base_now_ns();
-    if (engine->draft != NULL && engine->options.draft_tokens != 0)
-        propose(engine);
+    if (engine->options.draft_tokens != 0)
+        eng__propose(engine);
     plan_rows(engine);
     for (uint32_t i = 0; i < engine->active_count; i++) {
         secured pages = engine->plan[i].rows > 0 ? secure_pages(engine, i) : SECURED;
@@ -612,10 +609,11 @@ static void step(eng_engine *engine)
     if (engine->draft != NULL)
         eng_draft_append(engine->draft, engine->draft_kv, &batch, engine->features);
     engine->moved = true;
-    if (prefilling == 0)
-        eng_spec_observe_step(&engine->spec, rows, base_now_ns() - forward);
-    else
-        eng__tier_observe_prefill(engine, rows, base_now_ns() - forward);
+    forward = base_now_ns() - forward;
+    ENG_COUNT(engine, forward_ns, forward);
+    eng_spec_observe_step(&engine->spec, rows, prefilling > 0, furthest(engine), forward);
+    if (prefilling > 0)
+        eng__tier_observe_prefill(engine, rows, forward);
     for (uint32_t i = 0; i < engine->active_count; i++) {
         eng_sequence *seq = engine->active[i];
         uint32_t n = engine->plan[i].rows, need = engine->plan[i].need;
@@ -750,8 +748,10 @@ void eng__wait(eng_engine *engine)
  * tier has moved. False when the engine is to stop. */
 static bool drain(eng_engine *engine)
 {
-    pthread_mutex_lock(&engine->lock);
     bool busy = engine->active_count > 0 || engine->queue_head != NULL;
+    if (!busy)
+        eng__save_costs(engine, false);
+    pthread_mutex_lock(&engine->lock);
     if (busy && !engine->moved && !has_mail(engine))
         wait_a_little(engine);
     while (!busy && !has_mail(engine))
@@ -823,6 +823,7 @@ void *eng__run(void *arg)
         close_sequence(engine, seq);
     }
     eng__tier_end_fetches(engine);
+    eng__save_costs(engine, true);
     engine->options.sink.flush(engine->options.sink.ctx);
     pthread_mutex_lock(&engine->lock);
     engine->stopped = true;

@@ -1,105 +1,181 @@
 #include "engine/speculate.h"
 
+#include <math.h>
+
 #include "engine/base/num.h"
 
-#define FORGET 0.98   /* a step's weight after one more step; about the last 50 count */
-#define AVERAGE 0.05  /* weight of the newest observation in the running means */
 #define GAIN_MIN 1.02 /* below it the draft pass is not worth its noise */
 #define PROBE_EVERY 100
-#define OBSERVATIONS_MIN 8.0 /* weight of the fit before it is believed */
+#define PRIOR 4.0f         /* observations that a first guess counts for */
+#define RATE_MIN 0.01f     /* weight of the newest outcome, once there are many */
+#define HISTORY_RATE 0.15f /* of the newest round */
+#define HISTORY_PROBE 0.5f /* of one that was run to find out */
+#define HISTORY_ALL 0.03f  /* the same for all sequences together */
 
 void eng_spec_init(eng_spec *spec, uint32_t fixed)
 {
+    /* A confidence is what it says, a copy is right the more often the longer its match is. */
+    static const float COPIES[ENG_SPEC_BINS] = {0,     0,     0,     0.5f,  0.6f,  0.65f,
+                                                0.7f,  0.75f, 0.8f,  0.85f, 0.88f, 0.9f,
+                                                0.92f, 0.93f, 0.94f, 0.95f};
     *spec = (eng_spec){.fixed = fixed};
-}
-
-void eng_spec_observe_step(eng_spec *spec, uint32_t rows, uint64_t ns)
-{
-    double r = rows, t = (double)ns;
-    spec->weight = spec->weight * FORGET + 1;
-    spec->rows = spec->rows * FORGET + r;
-    spec->rows2 = spec->rows2 * FORGET + r * r;
-    spec->time = spec->time * FORGET + t;
-    spec->rows_time = spec->rows_time * FORGET + r * t;
-}
-
-static void average(double *mean, double value)
-{
-    *mean = *mean == 0 ? value : *mean + AVERAGE * (value - *mean);
-}
-
-void eng_spec_observe_draft(eng_spec *spec, uint64_t ns)
-{
-    average(&spec->draft_ns, (double)ns);
-}
-
-void eng_spec_observe_round(eng_spec *spec, uint32_t drafted, uint32_t tokens)
-{
-    average(&spec->gain, tokens);
-    average(&spec->verified, drafted);
-}
-
-/* The fitted time of a pass; a step never gets cheaper by a row, and costs something. */
-static double cost(const eng_spec *spec, double rows)
-{
-    double spread = spec->weight * spec->rows2 - spec->rows * spec->rows;
-    double slope = 0;
-    if (spread > 1e-9 * spec->rows2 * spec->weight)
-        slope = (spec->weight * spec->rows_time - spec->rows * spec->time) / spread;
-    if (slope < 0)
-        slope = 0;
-    double base = (spec->time - slope * spec->rows) / spec->weight;
-    double value = base + slope * rows;
-    return value > 1 ? value : 1;
-}
-
-bool eng_spec_worthwhile(eng_spec *spec, uint32_t sequences)
-{
-    spec->rounds++;
-    if (spec->fixed > 0 || spec->weight < OBSERVATIONS_MIN || spec->gain == 0 ||
-        spec->rounds % PROBE_EVERY == 0)
-        return true;
-    double plain = 1 / cost(spec, sequences);
-    double drafted = spec->gain / (cost(spec, sequences * (1 + spec->verified)) + spec->draft_ns);
-    return drafted >= GAIN_MIN * plain;
-}
-
-void eng_spec_choose(const eng_spec *spec, uint32_t *lengths, const float *confidence,
-                     uint32_t sequences, uint32_t block)
-{
-    if (spec->fixed > 0 || spec->weight < OBSERVATIONS_MIN) {
-        for (uint32_t i = 0; i < sequences; i++)
-            lengths[i] = (uint32_t)base_min(spec->fixed > 0 ? spec->fixed : block, block);
-        return;
-    }
-    for (uint32_t i = 0; i < sequences; i++)
-        lengths[i] = 0;
-    double tokens = sequences, rows = sequences;
-    double best = tokens / (cost(spec, rows) + spec->draft_ns);
-    for (;;) {
-        /* The candidate of each sequence is its next position; products only fall along a prefix.
-         */
-        double top = 0;
-        uint32_t pick = 0;
-        for (uint32_t i = 0; i < sequences; i++) {
-            if (lengths[i] >= block)
-                continue;
-            double product = 1;
-            for (uint32_t j = 0; j <= lengths[i]; j++)
-                product *= (double)confidence[(size_t)i * block + j];
-            if (product > top) {
-                top = product;
-                pick = i;
-            }
+    for (int sampled = 0; sampled < 2; sampled++)
+        for (uint32_t bin = 0; bin < ENG_SPEC_BINS; bin++) {
+            float(*accept)[ENG_SPEC_BINS] = spec->learned.accept[sampled];
+            accept[ENG_SPEC_BLOCK][bin] = ((float)bin + 0.5f) / ENG_SPEC_BINS;
+            accept[ENG_SPEC_COPY][bin] = COPIES[bin];
+            accept[ENG_SPEC_PREDICTION][bin] = fmaxf(COPIES[bin], 0.8f);
         }
-        if (top <= 0)
-            return;
-        double rate = (tokens + top) / (cost(spec, rows + 1) + spec->draft_ns);
-        if (rate <= best)
-            return;
-        best = rate;
-        tokens += top;
-        rows++;
-        lengths[pick]++;
+}
+
+bool eng_spec_check(const eng_spec_learned *learned)
+{
+    bool good = eng_cost_check(&learned->verify) && eng_cost_check(&learned->prefill) &&
+                eng_cost_check(&learned->draft);
+    for (int sampled = 0; sampled < 2; sampled++) {
+        const eng_spec_history *history = &learned->history[sampled];
+        good = good && history->tokens >= 0 && history->tokens <= ENG_SPEC_BLOCK_MAX + 1 &&
+               history->rows >= 0 && history->rows <= ENG_SPEC_BLOCK_MAX;
+        for (uint32_t i = 0; i < ENG_SPEC_KINDS * ENG_SPEC_BINS; i++) {
+            float accept = learned->accept[sampled][i / ENG_SPEC_BINS][i % ENG_SPEC_BINS];
+            float seen = learned->seen[sampled][i / ENG_SPEC_BINS][i % ENG_SPEC_BINS];
+            good = good && accept >= 0 && accept <= 1 && seen >= 0 && seen <= 1e6f;
+        }
+    }
+    return good;
+}
+
+uint32_t eng_spec_bin_confidence(float confidence)
+{
+    if (!(confidence > 0))
+        return 0;
+    return (uint32_t)fminf(confidence * ENG_SPEC_BINS, ENG_SPEC_BINS - 1);
+}
+
+/* Each length up to 8, then wider ones. */
+uint32_t eng_spec_bin_match(uint32_t match)
+{
+    if (match <= 8)
+        return match;
+    return (uint32_t)base_min(8 + (match - 8 + 3) / 4, ENG_SPEC_BINS - 1);
+}
+
+void eng_spec_fill(const eng_spec *spec, eng_spec_offer *offer)
+{
+    for (uint32_t i = 0; i < offer->count; i++)
+        offer->accept[i] = spec->learned.accept[offer->sampled][offer->kind][offer->bin[i]];
+}
+
+static void reset(eng_spec_offer *offers, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        offers[i].length = 0;
+        offers[i].product = offers[i].tokens = 1;
+    }
+}
+
+/* Takes the likeliest next token of all offers; returns its chance, 0 if none is left. Products
+ * only fall along an offer, so what was left out is never likelier than what was taken. */
+static double take_next(eng_spec_offer *offers, uint32_t count)
+{
+    float top = 0;
+    uint32_t pick = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const eng_spec_offer *offer = &offers[i];
+        float product =
+            offer->length < offer->count ? offer->product * offer->accept[offer->length] : 0;
+        if (product > top) {
+            top = product;
+            pick = i;
+        }
+    }
+    if (top <= 0)
+        return 0;
+    offers[pick].length++;
+    offers[pick].product = top;
+    offers[pick].tokens += top;
+    return (double)top;
+}
+
+double eng_spec_choose(const eng_spec *spec, eng_spec_offer *offers, uint32_t count,
+                       uint32_t context, double extra_ns, uint32_t rows_max)
+{
+    const eng_cost *cost = &spec->learned.verify;
+    double plain = eng_cost_of(cost, count, context), tokens = count, chance;
+    uint32_t best_taken = 0;
+    reset(offers, count);
+    if (plain <= 0)
+        return 0;
+    double best = tokens / (plain + extra_ns);
+    for (uint32_t taken = 1; taken <= rows_max; taken++) {
+        if ((chance = take_next(offers, count)) <= 0)
+            break;
+        tokens += chance;
+        double rate = tokens / (eng_cost_of(cost, count + taken, context) + extra_ns);
+        if (rate > best) {
+            best = rate;
+            best_taken = taken;
+        }
+    }
+    reset(offers, count);
+    for (uint32_t taken = 0; taken < best_taken; taken++)
+        take_next(offers, count);
+    return best;
+}
+
+bool eng_spec_worthwhile(eng_spec *spec, const eng_spec_history *const *histories, uint32_t count,
+                         uint32_t context, double rate)
+{
+    const eng_spec_learned *learned = &spec->learned;
+    double tokens = 0, rows = count, draft = eng_cost_of(&learned->draft, count, context);
+    spec->probe = ++spec->rounds % PROBE_EVERY == 0;
+    if (rate <= 0) /* a pass without drafts comes first: what all else is compared with */
+        return false;
+    for (uint32_t i = 0; i < count; i++) {
+        if (histories[i]->tokens <= 0)
+            return true; /* to find out */
+        tokens += (double)histories[i]->tokens;
+        rows += (double)histories[i]->rows;
+    }
+    if (draft <= 0)
+        return true;
+    double drafted =
+        tokens / (eng_cost_of(&learned->verify, (uint32_t)lround(rows), context) + draft);
+    return (drafted >= GAIN_MIN * rate) != spec->probe;
+}
+
+void eng_spec_observe_step(eng_spec *spec, uint32_t rows, bool prefill, uint32_t context,
+                           uint64_t ns)
+{
+    eng_cost_observe(prefill ? &spec->learned.prefill : &spec->learned.verify, rows, context, ns);
+}
+
+void eng_spec_observe_draft(eng_spec *spec, uint32_t sequences, uint32_t context, uint64_t ns)
+{
+    eng_cost_observe(&spec->learned.draft, sequences, context, ns);
+}
+
+static void average(eng_spec_history *history, const eng_spec_offer *offer, float rate)
+{
+    if (history->tokens <= 0)
+        rate = 1;
+    history->tokens += rate * (offer->tokens - history->tokens);
+    history->rows += rate * ((float)offer->length - history->rows);
+}
+
+void eng_spec_observe_offer(eng_spec *spec, eng_spec_history *history, const eng_spec_offer *offer)
+{
+    average(history, offer, spec->probe ? HISTORY_PROBE : HISTORY_RATE);
+    average(&spec->learned.history[offer->sampled], offer, HISTORY_ALL);
+}
+
+void eng_spec_observe_round(eng_spec *spec, const eng_spec_offer *offer, uint32_t judged,
+                            uint32_t accepted)
+{
+    for (uint32_t i = 0; i < judged; i++) {
+        float *accept = &spec->learned.accept[offer->sampled][offer->kind][offer->bin[i]];
+        float *seen = &spec->learned.seen[offer->sampled][offer->kind][offer->bin[i]];
+        *seen = fminf(*seen + 1, 1e6f);
+        *accept += fmaxf(1 / (*seen + PRIOR), RATE_MIN) * ((i < accepted ? 1.0f : 0.0f) - *accept);
     }
 }
