@@ -14,6 +14,7 @@
 #include "gateway/append.h"
 #include "gateway/conf.h"
 #include "gateway/ledger_session.h"
+#include "gateway/pin.h"
 #include "gateway/session_export.h"
 #include "gateway/session_turn.h"
 
@@ -370,6 +371,7 @@ static base_code delete_session(call *c, base_err *err)
     if (code)
         return base_fail(err, code, "%s", why.text);
     gw_append_drop(c->app->appends, c->identity.tenant, c->session.text);
+    gw_pin_drop(c->app->pins, c->identity.tenant, c->session.text);
     /* The answer says that nothing is left: pages and the log, too. */
     gw_ledger_purge(c->app->ledger);
     base_buf_printf(&c->out, "{\"id\":\"%s\",\"object\":\"session.deleted\",\"deleted\":true}",
@@ -409,6 +411,20 @@ static base_code fork_session(call *c, base_err *err)
     return add_session(c, &fresh, err);
 }
 
+/* Within the bounds of what pins may hold. */
+static base_code hold(call *c, const char *session, uint32_t tokens, uint64_t seconds,
+                      base_err *err)
+{
+    uint32_t page_tokens = eng_get_info(c->app->engine)->page_tokens;
+    uint32_t pages = (tokens + page_tokens - 1) / page_tokens;
+    uint64_t now = base_now_ns();
+    base_code code = gw_pin_put(c->app->pins, c->identity.tenant, session, pages,
+                                now + seconds * 1000000000, now, err);
+    if (code == BASE_FULL)
+        c->row = (gw_error_row){429, "insufficient_quota", "pin_limit", 0, 0};
+    return code;
+}
+
 /* Longer than what is there would cost memory that others need; 0 ends it. */
 static base_code pin(call *c, base_err *err)
 {
@@ -421,6 +437,8 @@ static base_code pin(call *c, base_err *err)
     GW_TRY(gw_read_int(&seconds, &seen, c->json, "", "seconds", 0, max, err));
     if (!seen)
         return base_fail_param(err, BASE_INVALID, "seconds", "seconds must be 0 to %u", max);
+    if (!seconds)
+        gw_pin_drop(c->app->pins, c->identity.tenant, session.id.text);
     if (session.head_row) {
         GW_TRY(gw_session_head(c->app->ledger, &head, c->identity.tenant, &session, NULL, "",
                                c->arena, err));
@@ -430,6 +448,8 @@ static base_code pin(call *c, base_err *err)
             return gw_no_memory(err);
         memcpy(tokens, head.prompt, head.prompt_count * sizeof *tokens);
         memcpy(tokens + head.prompt_count, head.run, head.run_count * sizeof *tokens);
+        if (seconds)
+            GW_TRY(hold(c, session.id.text, count, (uint64_t)seconds, err));
         eng_pin(c->app->engine, c->identity.salt, tokens, count, (uint64_t)seconds);
     }
     int64_t until = seconds ? base_wall_ms() + seconds * 1000 : 0;
@@ -461,48 +481,26 @@ static base_code read_piece(call *c, const char **id, eng_text *text, bool *done
     return BASE_OK;
 }
 
-/* Pieces may be cut anywhere, but what is no UTF-8 whatever follows is refused at once. */
-static bool piece_fits(const char *text, size_t length)
-{
-    size_t from = 0;
-    while (from < length && from < 3 && ((unsigned char)text[from] & 0xc0) == 0x80)
-        from++; /* the end of the character before */
-    size_t whole = base_utf8_complete(text + from, length - from);
-    return base_utf8_valid(text + from, whole);
-}
-
 static base_code append(call *c, base_err *err)
 {
     gw_session_row session;
-    gw_path_turn *path;
-    uint32_t count;
-    bool more, done = false, found = false;
+    bool done = false;
     const char *id = NULL;
     eng_text text = {"", 0};
     GW_TRY(find(c, &session, err));
     GW_TRY(read_piece(c, &id, &text, &done, err));
-    if (!piece_fits(text.data ? text.data : "", text.length))
+    if (!gw_append_fits(text.data ? text.data : "", text.length))
         return base_fail_param(err, BASE_INVALID, "text", "the piece is not UTF-8");
     gw_appends *appends = c->app->appends;
-    if (gw_lock_is_held(c->app->locks, c->identity.tenant, session.id.text) &&
-        !gw_append_prefills(appends, c->identity.tenant, session.id.text))
+    base_err why = BASE_ERR_INIT;
+    base_code code = gw_append_check(c->app, c->identity.tenant, &session, id, c->arena, &why);
+    if (code == BASE_CONFLICT)
         return locked(c, err);
-    GW_TRY(gw_session_path(c->app->ledger, &path, &count, &more, c->identity.tenant, &session, NULL,
-                           NULL, 1, true, NULL, c->arena, err));
-    json_t *calls =
-        count && path->item_count ? gw_calls_of(path->items[path->item_count - 1]) : NULL;
-    for (size_t i = 0; i < json_array_size(calls); i++) {
-        const char *have = json_string_value(json_object_get(json_array_get(calls, i), "id"));
-        found |= have && strcmp(have, id) == 0;
-    }
-    json_decref(calls);
-    if (!found)
-        return base_fail_param(err, BASE_INVALID, "call_id",
-                               "the session's last turn made no call with id '%.*s'",
-                               gw_shown(id, 64), id);
+    if (code)
+        return base_fail_param(err, code, why.param, "%s", why.text);
     const gw_append_key key = {c->identity.tenant, session.id.text, session.head.text};
     gw_append_state now;
-    base_code code = gw_append_put(appends, &now, &key, id, text.data, text.length, done, err);
+    code = gw_append_put(appends, &now, &key, id, text.data, text.length, done, err);
     if (code == BASE_TOO_LONG)
         c->row = (gw_error_row){413, "request_too_large", "request_too_large", 0, -1};
     if (code)

@@ -14,6 +14,7 @@ typedef struct gw_seal gw_seal;
 typedef struct gw_locks gw_locks;
 typedef struct gw_tapes gw_tapes;
 typedef struct gw_appends gw_appends;
+typedef struct gw_pins gw_pins;
 
 typedef struct gw_app {
     const struct gw_conf *conf;
@@ -27,6 +28,7 @@ typedef struct gw_app {
     gw_locks *locks;
     gw_tapes *tapes; /* streams that others may read, answers kept for retries */
     gw_appends *appends;
+    gw_pins *pins;
     gw_server *server;
     int64_t started_ms; /* Unix time */
     _Atomic int draining;

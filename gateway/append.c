@@ -30,7 +30,9 @@ typedef struct result {
     struct result *next;
     gw_id call;
     base_buf text;
-    bool done;
+    size_t settled;     /* of it in pieces that are whole; the rest is the upload's */
+    const void *upload; /* NULL: none is on its way */
+    bool put, done;     /* a piece is whole; it was the last one */
 } result;
 
 /* What one session holds. */
@@ -152,6 +154,47 @@ static result *find_result(const entry *e, const char *call)
 
 /* ---- pieces ---- */
 
+static result *get_result(entry *e, const char *call)
+{
+    result *r = find_result(e, call);
+    if (r || !(r = calloc(1, sizeof *r)))
+        return r;
+    snprintf(r->call.text, sizeof r->call.text, "%s", call);
+    r->next = e->results;
+    e->results = r;
+    return r;
+}
+
+/* What an upload has brought leaves. */
+static void unsettle(gw_appends *appends, entry *e, result *r)
+{
+    size_t length = r->text.length - r->settled;
+    r->upload = NULL;
+    if (!length)
+        return;
+    r->text.length = r->settled;
+    e->bytes -= length;
+    e->prefilled_bytes = base_min(e->prefilled_bytes, e->bytes);
+    appends->bytes -= length;
+}
+
+static bool add_text(gw_appends *appends, entry *e, result *r, const char *text, size_t length)
+{
+    base_buf_add(&r->text, text, length);
+    if (r->text.failed) {
+        r->text.failed = false;
+        return false;
+    }
+    e->bytes += length;
+    appends->bytes += length;
+    unlink_use(appends, e);
+    link_use(appends, e);
+    while (appends->bytes > appends->app->conf->sessions_append_bytes_total_max &&
+           appends->oldest != e)
+        drop_entry(appends, appends->oldest);
+    return true;
+}
+
 static base_code put(gw_appends *appends, gw_append_state *out, entry *e, const char *call,
                      const char *text, size_t length, bool done, base_err *err)
 {
@@ -160,32 +203,20 @@ static base_code put(gw_appends *appends, gw_append_state *out, entry *e, const 
     if (r && r->done)
         return base_fail_param(err, BASE_CONFLICT, "call_id",
                                "the result of call %s was said to be done", call);
+    if (r)
+        unsettle(appends, e, r);
     if (e->bytes + length > conf->sessions_append_bytes_max)
         return base_fail_param(err, BASE_TOO_LONG, "text",
                                "the appended results have %zu bytes, the limit is %llu "
                                "(sessions.append_bytes_max)",
                                e->bytes + length,
                                (unsigned long long)conf->sessions_append_bytes_max);
-    if (!r) {
-        r = calloc(1, sizeof *r);
-        if (!r)
-            return base_fail(err, BASE_NOMEM, "no memory for an appended result");
-        snprintf(r->call.text, sizeof r->call.text, "%s", call);
-        r->next = e->results;
-        e->results = r;
-    }
-    base_buf_add(&r->text, text, length);
-    if (r->text.failed) {
-        r->text.failed = false;
+    r = get_result(e, call);
+    if (!r || !add_text(appends, e, r, text, length))
         return base_fail(err, BASE_NOMEM, "no memory for an appended result");
-    }
+    r->settled = r->text.length;
+    r->put = true;
     r->done = done;
-    e->bytes += length;
-    appends->bytes += length;
-    unlink_use(appends, e);
-    link_use(appends, e);
-    while (appends->bytes > conf->sessions_append_bytes_total_max && appends->oldest != e)
-        drop_entry(appends, appends->oldest);
     *out = (gw_append_state){r->text.length, e->prefilled_tokens, r->done};
     return BASE_OK;
 }
@@ -201,17 +232,90 @@ base_code gw_append_put(gw_appends *appends, gw_append_state *out, const gw_appe
     return code;
 }
 
-/* `*done` may be NULL. */
-static bool copy_result(gw_appends *appends, eng_text *out, bool *done, const gw_append_key *key,
-                        const char *call, base_arena *arena)
+static bool arrive(gw_appends *appends, entry *e, const char *call, const void *upload,
+                   const char *text, size_t length)
+{
+    result *r = get_result(e, call);
+    if (!r || r->done || (r->upload && r->upload != upload))
+        return false;
+    r->upload = upload;
+    size_t have = r->text.length - r->settled;
+    if (have >= length)
+        return have == length;
+    return e->bytes + length - have <= appends->app->conf->sessions_append_bytes_max &&
+           add_text(appends, e, r, text + have, length - have);
+}
+
+bool gw_append_arrive(gw_appends *appends, const gw_append_key *key, const char *call,
+                      const void *upload, const char *text, size_t length)
+{
+    pthread_mutex_lock(&appends->mutex);
+    /* A newer head's begins with a piece that is whole, or its prefill: not with what was on its
+     * way when it came. */
+    entry *e = *place(appends, key->tenant, key->session);
+    if (!e || strcmp(e->head.text, key->head) != 0)
+        e = e && e->head.text[0] ? NULL : get_entry(appends, key->tenant, key->session, key->head);
+    bool of_use = e && arrive(appends, e, call, upload, text, length);
+    pthread_mutex_unlock(&appends->mutex);
+    return of_use;
+}
+
+void gw_append_recall(gw_appends *appends, const gw_append_key *key, const char *call,
+                      const void *upload)
+{
+    pthread_mutex_lock(&appends->mutex);
+    entry *e = *place(appends, key->tenant, key->session);
+    result *r = e && strcmp(e->head.text, key->head) == 0 ? find_result(e, call) : NULL;
+    if (r && r->upload == upload)
+        unsettle(appends, e, r);
+    pthread_mutex_unlock(&appends->mutex);
+}
+
+base_code gw_append_check(gw_app *app, int64_t tenant, const gw_session_row *session,
+                          const char *call, base_arena *arena, base_err *err)
+{
+    gw_path_turn *path;
+    uint32_t count;
+    bool more, found = false;
+    if (gw_lock_is_held(app->locks, tenant, session->id.text) &&
+        !gw_append_prefills(app->appends, tenant, session->id.text))
+        return base_fail(err, BASE_CONFLICT, "a turn of this session is still running");
+    base_code code = gw_session_path(app->ledger, &path, &count, &more, tenant, session, NULL, NULL,
+                                     1, true, NULL, arena, err);
+    if (code)
+        return code;
+    json_t *calls =
+        count && path->item_count ? gw_calls_of(path->items[path->item_count - 1]) : NULL;
+    for (size_t i = 0; i < json_array_size(calls); i++) {
+        const char *have = json_string_value(json_object_get(json_array_get(calls, i), "id"));
+        found |= have && strcmp(have, call) == 0;
+    }
+    json_decref(calls);
+    return found ? BASE_OK
+                 : base_fail_param(err, BASE_INVALID, "call_id",
+                                   "the session's last turn made no call with id '%.*s'",
+                                   gw_shown(call, 64), call);
+}
+
+bool gw_append_fits(const char *text, size_t length)
+{
+    size_t from = 0;
+    while (from < length && from < 3 && ((unsigned char)text[from] & 0xc0) == 0x80)
+        from++; /* the end of the character before */
+    return base_utf8_valid(text + from, base_utf8_complete(text + from, length - from));
+}
+
+/* For a prefill, what is on its way too; a turn takes whole pieces. `*done` may be NULL. */
+static bool copy_result(gw_appends *appends, eng_text *out, bool *done, bool prefill,
+                        const gw_append_key *key, const char *call, base_arena *arena)
 {
     pthread_mutex_lock(&appends->mutex);
     const entry *e = *place(appends, key->tenant, key->session);
     const result *r = e && strcmp(e->head.text, key->head) == 0 ? find_result(e, call) : NULL;
     *out = (eng_text){0};
-    if (r) {
-        out->data = base_arena_copy(arena, r->text.data ? r->text.data : "", r->text.length);
-        out->length = r->text.length;
+    if (r && (prefill || r->put)) {
+        out->length = prefill ? r->text.length : r->settled;
+        out->data = base_arena_copy(arena, r->text.data ? r->text.data : "", out->length);
         if (done)
             *done = r->done;
     }
@@ -222,7 +326,7 @@ static bool copy_result(gw_appends *appends, eng_text *out, bool *done, const gw
 bool gw_append_get(gw_appends *appends, eng_text *out, const gw_append_key *key, const char *call,
                    base_arena *arena)
 {
-    return copy_result(appends, out, NULL, key, call, arena);
+    return copy_result(appends, out, NULL, false, key, call, arena);
 }
 
 void gw_append_drop(gw_appends *appends, int64_t tenant, const char *session)
@@ -406,7 +510,7 @@ static base_code render(prefill *p, base_err *err)
         eng_item *item = &items[1 + i];
         done = false;
         *item = (eng_item){.role = ENG_ROLE_TOOL};
-        if (!id || !copy_result(p->appends, &item->text, &done, &key, id, p->arena))
+        if (!id || !copy_result(p->appends, &item->text, &done, true, &key, id, p->arena))
             item->text = (eng_text){"", 0};
         /* A character whose end has not come. */
         if (!done)

@@ -33,6 +33,20 @@ typedef struct gw_append_state {
 base_code gw_append_put(gw_appends *appends, gw_append_state *out, const gw_append_key *key,
                         const char *call, const char *text, size_t length, bool done,
                         base_err *err);
+/* The body of a piece that is still on its way, all of it that has come: counts for prefills only,
+ * and until gw_append_put for the call, or gw_append_recall. `upload` tells it from others; while
+ * one is on its way, others of the call are not looked at. False: no more of it is of use. */
+bool gw_append_arrive(gw_appends *appends, const gw_append_key *key, const char *call,
+                      const void *upload, const char *text, size_t length);
+void gw_append_recall(gw_appends *appends, const gw_append_key *key, const char *call,
+                      const void *upload);
+/* Whether a session takes pieces for this call now: BASE_CONFLICT while a turn runs, BASE_INVALID
+ * if its last turn did not make it. Blocks on the database. */
+struct gw_session_row;
+base_code gw_append_check(gw_app *app, int64_t tenant, const struct gw_session_row *session,
+                          const char *call, base_arena *arena, base_err *err);
+/* Pieces may be cut anywhere, but what is no UTF-8 whatever follows is none. */
+bool gw_append_fits(const char *text, size_t length);
 /* A copy of what has arrived for a call; false if nothing was appended for it, or no memory. */
 bool gw_append_get(gw_appends *appends, eng_text *out, const gw_append_key *key, const char *call,
                    base_arena *arena);

@@ -170,6 +170,10 @@ static const row rows[] = {
      64 * K, 1024 * G, .help = "the same of all sessions; the longest untouched give way"},
     {"sessions.pin_seconds_max", U32, AT(sessions_pin_seconds_max), "3600", 0, 366ull * 86400,
      .help = "longest pin of a session's pages"},
+    {"sessions.pin_percent_max", U32, AT(sessions_pin_percent_max), "50", 0, 100,
+     .help = "of the pages in memory, what pins may hold; more is 429"},
+    {"sessions.pin_tenant_percent_max", U32, AT(sessions_pin_tenant_percent_max), "25", 0, 100,
+     .help = "the same for one tenant"},
 
     {"conversations.count_max", U32, AT(conversations_count_max), "10000", 1, 10000000,
      .help = "conversations of a tenant; more are refused with 429"},

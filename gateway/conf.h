@@ -78,6 +78,7 @@ typedef struct gw_conf {
     uint64_t sessions_append_bytes_max;
     uint64_t sessions_append_bytes_total_max;
     uint32_t sessions_pin_seconds_max;
+    uint32_t sessions_pin_percent_max, sessions_pin_tenant_percent_max;
 
     uint32_t conversations_count_max, conversations_items_max;
 

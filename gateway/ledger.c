@@ -376,7 +376,7 @@ base_code gw_ledger_open(gw_ledger **out, const gw_ledger_options *options, base
     if (!code)
         code = gw_schema_migrate(ledger->writer->db, err);
     if (!code)
-        code = gw_native_count(ledger, err);
+        code = gw_native_open(ledger, err);
     if (!code)
         code = gw_conversation_count(ledger, err);
     if (!code) {

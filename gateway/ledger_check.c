@@ -218,17 +218,73 @@ static void check_turns(checker *k)
     end(k, s);
 }
 
-/* As the triggers of schema 4 count. */
+/* What its clients were told, and items of conversations: ids, and that what they hang on is
+ * there. */
+static void check_streams(checker *k)
+{
+    sqlite3_stmt *s = begin(
+        k, "streams",
+        "SELECT x.id, x.public_key, x.turn, x.live, t.id, x.tenant<>ifnull(t.tenant,x.tenant) "
+        "FROM streams x LEFT JOIN turns t ON t.public_key=x.public_key AND t.public=x.turn");
+    while (next(k, s)) {
+        const char *turn = (const char *)sqlite3_column_text(s, 2);
+        bool live = sqlite3_column_int(s, 3) != 0;
+        if (!turn || sqlite3_column_int64(s, 1) != gw_public_key(turn))
+            fault(k, "stream %lld: its key is not its turn's", id_of(s));
+        else if (!live && sqlite3_column_type(s, 4) == SQLITE_NULL)
+            fault(k, "stream %lld: its turn is not there", id_of(s));
+        else if (sqlite3_column_int(s, 5))
+            fault(k, "stream %lld: its turn is another tenant's", id_of(s));
+    }
+    end(k, s);
+}
+
+static void check_conversations(checker *k)
+{
+    static const char *const tables[][2] = {
+        {"conversations",
+         "SELECT id, public_key, public, ifnull(metadata,'{}'), 1 FROM conversations"},
+        {"conversation items",
+         "SELECT i.id, i.public_key, i.public, i.data, c.id NOTNULL FROM conversation_items i "
+         "LEFT JOIN conversations c ON c.id=i.conversation"}};
+    for (size_t t = 0; t < sizeof(tables) / sizeof(tables[0]); t++) {
+        sqlite3_stmt *s = begin(k, tables[t][0], tables[t][1]);
+        while (next(k, s)) {
+            const char *public = (const char *)sqlite3_column_text(s, 2);
+            const char *data = (const char *)sqlite3_column_text(s, 3);
+            size_t length = (size_t)sqlite3_column_bytes(s, 3);
+            json_t *json = data ? json_loadb(data, length, JSON_ALLOW_NUL, NULL) : NULL;
+            if (!public || sqlite3_column_int64(s, 1) != gw_public_key(public))
+                fault(k, "%s row %lld: its key is not its id's", k->what, id_of(s));
+            else if (!sqlite3_column_int(s, 4))
+                fault(k, "%s row %lld: its conversation is not there", k->what, id_of(s));
+            else if (!json)
+                fault(k, "%s row %lld: not JSON", k->what, id_of(s));
+            json_decref(json);
+        }
+        end(k, s);
+    }
+}
+
+/* As the triggers of schemas 4 and 8 count. */
 static void check_bytes(checker *k)
 {
+    /* clang-format off */
     sqlite3_stmt *s = begin(
         k, "bytes",
         "SELECT tenant, bytes, "
         "(SELECT ifnull(sum(length(CAST(data AS BLOB))+128),0) FROM items WHERE tenant=s.tenant)+"
         "(SELECT ifnull(sum(length(tokens)+384),0) FROM runs WHERE tenant=s.tenant)+"
         "(SELECT ifnull(sum(ifnull(length(prompt),0)+ifnull(length(steps),0)+"
-        "ifnull(length(CAST(echo AS BLOB)),0)+512),0) FROM turns WHERE tenant=s.tenant) "
-        "FROM stored s");
+        "ifnull(length(CAST(echo AS BLOB)),0)+512),0) FROM turns WHERE tenant=s.tenant)+"
+        "(SELECT ifnull(sum" GW_BYTES_STREAM("") ",0) FROM streams WHERE tenant=s.tenant)+"
+        "(SELECT ifnull(sum" GW_BYTES_CONVERSATION("") ",0) FROM conversations WHERE "
+        "tenant=s.tenant)+"
+        "(SELECT ifnull(sum" GW_BYTES_MEMBER("i.") ",0) FROM conversation_items i JOIN "
+        "conversations c ON c.id=i.conversation WHERE c.tenant=s.tenant)+"
+        "(SELECT ifnull(sum" GW_BYTES_NATIVE("") ",0) FROM sessions WHERE kind<>0 AND "
+        "tenant=s.tenant) FROM stored s");
+    /* clang-format on */
     while (next(k, s))
         if (sqlite3_column_int64(s, 1) != sqlite3_column_int64(s, 2))
             fault(k, "tenant %lld: %lld bytes are counted, %lld are there", id_of(s),
@@ -244,6 +300,8 @@ bool gw_db_check(gw_db *c, const gw_check *check)
     check_runs(&k);
     check_nodes(&k);
     check_turns(&k);
+    check_streams(&k);
+    check_conversations(&k);
     check_bytes(&k);
     if (k.hash.failed) {
         k.what = "nodes";

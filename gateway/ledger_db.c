@@ -155,7 +155,7 @@ static const char *const sql_text[GW_SQL_COUNT] = {
     [GW_SQL_CALLS_DELETE] = "DELETE FROM calls WHERE run=?1",
     [GW_SQL_NATIVE_READ] =
         "SELECT " NATIVE_COLUMNS " WHERE s.public_key=?1 AND s.public=?2 AND s.tenant=?3 AND "
-        "s.kind=1",
+        "s.kind=?4",
     [GW_SQL_NATIVE_NEWEST] = "SELECT " NATIVE_COLUMNS
                              " WHERE s.tenant=?1 AND s.kind=1 AND s.id<?2 ORDER BY s.id DESC LIMIT "
                              "?3",
@@ -164,7 +164,7 @@ static const char *const sql_text[GW_SQL_COUNT] = {
     [GW_SQL_NATIVE_COUNT] = "SELECT count(*) FROM sessions WHERE tenant=?1 AND kind=1",
     [GW_SQL_NATIVE_ADD] =
         "INSERT INTO sessions(tenant, public_key, public, kind, model, metadata, config, head, "
-        "forked_session, forked_turn, created_ms, used_ms) VALUES(?1,?2,?3,1,?4,?5,?6,?7,?8,?9,"
+        "forked_session, forked_turn, created_ms, used_ms) VALUES(?1,?2,?3,?11,?4,?5,?6,?7,?8,?9,"
         "?10,?10)",
     [GW_SQL_NATIVE_PIN] = "UPDATE sessions SET pinned_ms=?2 WHERE id=?1",
     [GW_SQL_NATIVE_DROP] = "DELETE FROM sessions WHERE id=?1",

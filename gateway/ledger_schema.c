@@ -17,6 +17,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Triggers that count a table's rows for their tenant. `when` is about a row's columns. */
+/* It takes these strings for expressions: */
+/* clang-format off */
+#define COUNTED(table, when, new_tenant, old_tenant, bytes)                                        \
+    "CREATE TRIGGER " table "_counted AFTER INSERT ON " table " WHEN NEW." when                    \
+    " BEGIN UPDATE stored SET bytes=bytes+" bytes("NEW.") " WHERE tenant=" new_tenant "; END;"     \
+    "CREATE TRIGGER " table "_uncounted AFTER DELETE ON " table " WHEN OLD." when                  \
+    " BEGIN UPDATE stored SET bytes=bytes-" bytes("OLD.") " WHERE tenant=" old_tenant "; END;"
+/* clang-format on */
+#define OWNER(row) "(SELECT tenant FROM conversations WHERE id=" row ".conversation)"
+
 static const char *const migrations[] = {
     /* 1 */
     "CREATE TABLE tenants("
@@ -177,7 +188,32 @@ static const char *const migrations[] = {
     "ALTER TABLE keys ADD COLUMN restore INTEGER;",
     /* 7: indexes that nothing asks, a page each in every commit. */
     "DROP INDEX turns_response; DROP INDEX turns_created; DROP INDEX sessions_used;",
-    /* 8: a turn on a conversation leaves with it. */
+    /* 8: what streams, conversations and native sessions hold is their tenant's, too; items of
+     * conversations have an age. Kind 3 of a session: one that is being imported, unknown until all
+     * of it is there. */
+    /* clang-format off */
+    "ALTER TABLE conversation_items ADD COLUMN created_ms INTEGER;"
+    "UPDATE conversation_items SET created_ms=(SELECT created_ms FROM conversations c WHERE "
+    "c.id=conversation);"
+    "CREATE INDEX streams_live ON streams(created_ms) WHERE live=1;"
+    "CREATE INDEX sessions_staged ON sessions(id) WHERE kind=3;"
+    "UPDATE stored SET bytes=bytes+"
+    "(SELECT ifnull(sum" GW_BYTES_STREAM("") ",0) FROM streams WHERE tenant=stored.tenant)+"
+    "(SELECT ifnull(sum" GW_BYTES_CONVERSATION("") ",0) FROM conversations WHERE "
+    "tenant=stored.tenant)+"
+    "(SELECT ifnull(sum" GW_BYTES_MEMBER("i.") ",0) FROM conversation_items i JOIN conversations c "
+    "ON c.id=i.conversation WHERE c.tenant=stored.tenant)+"
+    "(SELECT ifnull(sum" GW_BYTES_NATIVE("") ",0) FROM sessions WHERE kind<>0 AND "
+    "tenant=stored.tenant);"
+    COUNTED("streams", "id NOTNULL", "NEW.tenant", "OLD.tenant", GW_BYTES_STREAM)
+    COUNTED("conversations", "id NOTNULL", "NEW.tenant", "OLD.tenant", GW_BYTES_CONVERSATION)
+    COUNTED("conversation_items", "id NOTNULL", OWNER("NEW"), OWNER("OLD"), GW_BYTES_MEMBER)
+    COUNTED("sessions", "kind<>0", "NEW.tenant", "OLD.tenant", GW_BYTES_NATIVE)
+    "CREATE TRIGGER conversations_changed AFTER UPDATE OF metadata ON conversations BEGIN UPDATE "
+    "stored SET bytes=bytes-" GW_BYTES_CONVERSATION("OLD.") "+" GW_BYTES_CONVERSATION("NEW.")
+    " WHERE tenant=NEW.tenant; END;",
+    /* clang-format on */
+    /* 9: a turn on a conversation leaves with it. */
     "ALTER TABLE turns ADD COLUMN conversation INTEGER REFERENCES conversations(id);"
     "CREATE INDEX turns_conversation ON turns(conversation) WHERE conversation IS NOT NULL;"
     "CREATE INDEX conversations_tenant ON conversations(tenant);",

@@ -4,11 +4,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/log.h"
 #include "engine/base/num.h"
 #include "gateway/ledger_internal.h"
 #include "gateway/ledger_stream.h"
 
 #define PATH_MAX_TURNS 100000 /* against a loop in a damaged file */
+
+/* sessions.kind */
+enum { NATIVE = 1, STAGED = 3 };
 
 static base_code no_memory(base_err *err)
 {
@@ -63,7 +67,7 @@ static bool count_turns(gw_db *c, gw_session_row *session)
 }
 
 static base_code read_session(gw_db *c, gw_session_row *out, int64_t tenant, const char *id,
-                              base_arena *arena, base_err *err)
+                              int kind, base_arena *arena, base_err *err)
 {
     sqlite3_stmt *s = gw_db_statement(c, GW_SQL_NATIVE_READ);
     if (!s)
@@ -71,6 +75,7 @@ static base_code read_session(gw_db *c, gw_session_row *out, int64_t tenant, con
     sqlite3_bind_int64(s, 1, gw_public_key(id));
     gw_bind_text(s, 2, id);
     sqlite3_bind_int64(s, 3, tenant);
+    sqlite3_bind_int(s, 4, kind);
     int code = sqlite3_step(s);
     if (code == SQLITE_ROW)
         column_session(out, s, arena);
@@ -88,7 +93,7 @@ base_code gw_session_read(gw_ledger *ledger, gw_session_row *out, int64_t tenant
     gw_db *c = gw_reader_take(ledger, err);
     if (!c)
         return err && err->code ? err->code : BASE_IO;
-    base_code code = read_session(c, out, tenant, id, arena, err);
+    base_code code = read_session(c, out, tenant, id, NATIVE, arena, err);
     gw_reader_give(ledger, c);
     return code;
 }
@@ -129,7 +134,7 @@ base_code gw_session_list(gw_ledger *ledger, gw_session_row **out, uint32_t *cou
         return err && err->code ? err->code : BASE_IO;
     int64_t behind = oldest_first ? 0 : INT64_MAX;
     gw_session_row last = {0};
-    base_code code = after ? read_session(c, &last, tenant, after, arena, err) : BASE_OK;
+    base_code code = after ? read_session(c, &last, tenant, after, NATIVE, arena, err) : BASE_OK;
     if (!code)
         code = list_sessions(c, *out, count, more, tenant, after ? last.row : behind, limit,
                              oldest_first, arena, err);
@@ -149,23 +154,34 @@ static bool find_turn(gw_db *c, int64_t *row, int64_t tenant, const char *turn)
     return gw_db_scalar(s, row);
 }
 
+/* Whether a tenant may have one more. */
+static base_code check_count(gw_db *c, int64_t tenant, uint32_t count_max, base_err *err)
+{
+    int64_t count = 0;
+    sqlite3_stmt *s = gw_db_statement(c, GW_SQL_NATIVE_COUNT);
+    if (s)
+        sqlite3_bind_int64(s, 1, tenant);
+    if (!gw_db_scalar(s, &count))
+        return gw_db_error(c, err, "cannot make a session");
+    return count < count_max
+               ? BASE_OK
+               : base_fail(err, BASE_FULL,
+                           "there are %lld sessions, the limit is %u (sessions.count_max)",
+                           (long long)count, count_max);
+}
+
 static base_code run_create(gw_ledger *ledger, gw_db *c, void *ctx, base_err *err)
 {
     const gw_session_new *fresh = ctx;
-    int64_t count = 0, head = 0;
-    sqlite3_stmt *s = gw_db_statement(c, GW_SQL_NATIVE_COUNT);
-    if (s)
-        sqlite3_bind_int64(s, 1, fresh->tenant);
-    if (!gw_db_scalar(s, &count) ||
-        (fresh->head && !find_turn(c, &head, fresh->tenant, fresh->head)))
+    int64_t head = 0;
+    base_code code = check_count(c, fresh->tenant, fresh->count_max, err);
+    if (code)
+        return code;
+    if (fresh->head && !find_turn(c, &head, fresh->tenant, fresh->head))
         return gw_db_error(c, err, "cannot make a session");
-    if (count >= fresh->count_max)
-        return base_fail(err, BASE_FULL,
-                         "there are %lld sessions, the limit is %u (sessions.count_max)",
-                         (long long)count, fresh->count_max);
     if (fresh->head && !head)
         return no_turn(err);
-    s = gw_db_statement(c, GW_SQL_NATIVE_ADD);
+    sqlite3_stmt *s = gw_db_statement(c, GW_SQL_NATIVE_ADD);
     if (!s)
         return gw_db_error(c, err, "cannot make a session");
     sqlite3_bind_int64(s, 1, fresh->tenant);
@@ -178,23 +194,11 @@ static base_code run_create(gw_ledger *ledger, gw_db *c, void *ctx, base_err *er
     gw_bind_text(s, 8, fresh->forked_session);
     gw_bind_text(s, 9, fresh->forked_session ? fresh->head : NULL);
     sqlite3_bind_int64(s, 10, fresh->created_ms);
+    sqlite3_bind_int(s, 11, fresh->staged ? STAGED : NATIVE);
     if (!gw_db_execute(s))
         return gw_db_error(c, err, "cannot make a session");
-    atomic_fetch_add(&ledger->native_count, 1);
+    atomic_fetch_add(&ledger->native_count, !fresh->staged);
     return BASE_OK;
-}
-
-base_code gw_native_count(gw_ledger *ledger, base_err *err)
-{
-    sqlite3_stmt *s;
-    const char *sql = "SELECT count(*) FROM sessions WHERE kind=1";
-    if (sqlite3_prepare_v2(ledger->writer->db, sql, -1, &s, NULL) != SQLITE_OK)
-        return gw_db_error(ledger->writer, err, "cannot count sessions");
-    int64_t count = 0;
-    bool ok = gw_db_scalar(s, &count);
-    sqlite3_finalize(s);
-    atomic_store(&ledger->native_count, (uint64_t)count);
-    return ok ? BASE_OK : gw_db_error(ledger->writer, err, "cannot count sessions");
 }
 
 base_code gw_session_create(gw_ledger *ledger, const gw_session_new *fresh, base_err *err)
@@ -206,6 +210,8 @@ typedef struct change {
     int64_t tenant;
     const char *id;
     int64_t until_ms;
+    uint32_t count_max;
+    bool staged;
 } change;
 
 /* The session that a change is about; a copy of its texts is not needed. */
@@ -214,7 +220,8 @@ static base_code find_session(gw_db *c, gw_session_row *out, const change *job, 
     base_arena *arena = base_arena_create(1024, 64u << 20);
     if (!arena)
         return no_memory(err);
-    base_code code = read_session(c, out, job->tenant, job->id, arena, err);
+    base_code code =
+        read_session(c, out, job->tenant, job->id, job->staged ? STAGED : NATIVE, arena, err);
     base_arena_destroy(arena);
     return code;
 }
@@ -238,8 +245,33 @@ static base_code run_pin(gw_ledger *ledger, gw_db *c, void *ctx, base_err *err)
 base_code gw_session_pin(gw_ledger *ledger, int64_t tenant, const char *id, int64_t until_ms,
                          base_err *err)
 {
-    change job = {tenant, id, until_ms};
+    change job = {.tenant = tenant, .id = id, .until_ms = until_ms};
     return gw_on_writer(ledger, run_pin, &job, err);
+}
+
+static base_code run_publish(gw_ledger *ledger, gw_db *c, void *ctx, base_err *err)
+{
+    const change *job = ctx;
+    gw_session_row session;
+    base_code code = find_session(c, &session, job, err);
+    if (!code)
+        code = check_count(c, job->tenant, job->count_max, err);
+    if (code)
+        return code;
+    sqlite3_stmt *s = gw_db_prepare(c, "UPDATE sessions SET kind=1 WHERE id=?1");
+    if (s)
+        sqlite3_bind_int64(s, 1, session.row);
+    if (!gw_db_run(s))
+        return gw_db_error(c, err, "cannot make a session");
+    atomic_fetch_add(&ledger->native_count, 1);
+    return BASE_OK;
+}
+
+base_code gw_session_publish(gw_ledger *ledger, int64_t tenant, const char *id, uint32_t count_max,
+                             base_err *err)
+{
+    change job = {.tenant = tenant, .id = id, .count_max = count_max, .staged = true};
+    return gw_on_writer(ledger, run_publish, &job, err);
 }
 
 /* ---- deleting ---- */
@@ -280,40 +312,90 @@ static bool list_own(gw_db *c, int64_t **out, uint32_t *count, const gw_session_
     return code == SQLITE_DONE;
 }
 
-static base_code run_delete(gw_ledger *ledger, gw_db *c, void *ctx, base_err *err)
+/* In a transaction of its own. */
+static base_code drop_session(gw_ledger *ledger, gw_db *c, const gw_session_row *session,
+                              base_err *err)
 {
-    const change *job = ctx;
-    gw_session_row session;
-    base_code code = find_session(c, &session, job, err);
-    if (code)
-        return code;
     int64_t *turns;
     uint32_t count;
-    bool ok = list_own(c, &turns, &count, &session);
+    bool ok = list_own(c, &turns, &count, session);
     gw_deletion *d = ok ? gw_deletion_begin(ledger, c) : NULL;
     bool begun = d && gw_db_simple(c, GW_SQL_BEGIN);
     /* The row goes first: a turn that is some session's head is one that is needed. */
-    ok = begun && with_row(c, GW_SQL_NATIVE_LET_GO, session.row) &&
-         with_row(c, GW_SQL_NATIVE_DROP, session.row);
+    ok = begun && with_row(c, GW_SQL_NATIVE_LET_GO, session->row) &&
+         with_row(c, GW_SQL_NATIVE_DROP, session->row);
     for (uint32_t i = 0; ok && i < count; i++)
         ok = gw_deletion_turn(d, turns[i]);
     if (d)
         ok = gw_deletion_end(d, ok) && ok;
     free(turns);
-    if (ok && gw_db_simple(c, GW_SQL_COMMIT)) {
-        atomic_fetch_sub(&ledger->native_count, 1);
+    if (ok && gw_db_simple(c, GW_SQL_COMMIT))
         return BASE_OK;
-    }
-    code = gw_db_error(c, err, "cannot delete a session");
+    base_code code = gw_db_error(c, err, "cannot delete a session");
     if (begun)
         gw_db_simple(c, GW_SQL_ROLLBACK);
     return code ? code : no_memory(err);
 }
 
+static base_code run_delete(gw_ledger *ledger, gw_db *c, void *ctx, base_err *err)
+{
+    const change *job = ctx;
+    gw_session_row session;
+    base_code code = find_session(c, &session, job, err);
+    if (!code)
+        code = drop_session(ledger, c, &session, err);
+    if (!code)
+        atomic_fetch_sub(&ledger->native_count, !job->staged);
+    return code;
+}
+
 base_code gw_session_delete(gw_ledger *ledger, int64_t tenant, const char *id, base_err *err)
 {
-    change job = {tenant, id, 0};
+    change job = {.tenant = tenant, .id = id};
     return gw_on_writer(ledger, run_delete, &job, err);
+}
+
+base_code gw_session_discard(gw_ledger *ledger, int64_t tenant, const char *id, base_err *err)
+{
+    change job = {.tenant = tenant, .id = id, .staged = true};
+    return gw_on_writer(ledger, run_delete, &job, err);
+}
+
+/* The next session that an import left halfway; row 0: none. */
+static bool next_staged(gw_db *c, gw_session_row *out)
+{
+    *out = (gw_session_row){0};
+    sqlite3_stmt *s = gw_db_prepare(c, "SELECT id, head FROM sessions WHERE kind=3 LIMIT 1");
+    int code = s ? sqlite3_step(s) : SQLITE_ERROR;
+    if (code == SQLITE_ROW) {
+        out->row = sqlite3_column_int64(s, 0);
+        out->head_row = sqlite3_column_int64(s, 1);
+    }
+    sqlite3_finalize(s);
+    return code == SQLITE_ROW || code == SQLITE_DONE;
+}
+
+base_code gw_native_open(gw_ledger *ledger, base_err *err)
+{
+    gw_db *c = ledger->writer;
+    gw_session_row staged;
+    base_code code = BASE_OK;
+    uint32_t dropped = 0;
+    bool ok;
+    while ((ok = next_staged(c, &staged)) && staged.row && !code) {
+        code = drop_session(ledger, c, &staged, err);
+        dropped++;
+    }
+    if (code)
+        return code;
+    if (dropped)
+        base_log(BASE_LOG_INFO, "imports_cut sessions=%u", dropped);
+    int64_t count = 0;
+    sqlite3_stmt *s = ok ? gw_db_prepare(c, "SELECT count(*) FROM sessions WHERE kind=1") : NULL;
+    ok = gw_db_scalar(s, &count);
+    sqlite3_finalize(s);
+    atomic_store(&ledger->native_count, (uint64_t)count);
+    return ok ? BASE_OK : gw_db_error(c, err, "cannot count sessions");
 }
 
 /* ---- paths ---- */

@@ -25,10 +25,17 @@ typedef struct gw_session_new {
     const char *forked_session;    /* NULL: it was not */
     int64_t created_ms;
     uint32_t count_max; /* sessions of a tenant */
+    /* It takes turns, but nobody else knows of it before gw_session_publish; the next start deletes
+     * what was not published. */
+    bool staged;
 } gw_session_new;
 
 /* BASE_FULL past count_max; BASE_NOT_FOUND if there is no such head. Blocks until committed. */
 base_code gw_session_create(gw_ledger *ledger, const gw_session_new *fresh, base_err *err);
+/* A staged session becomes one like others, or goes with all its turns. */
+base_code gw_session_publish(gw_ledger *ledger, int64_t tenant, const char *id, uint32_t count_max,
+                             base_err *err);
+base_code gw_session_discard(gw_ledger *ledger, int64_t tenant, const char *id, base_err *err);
 base_code gw_session_read(gw_ledger *ledger, gw_session_row *out, int64_t tenant, const char *id,
                           base_arena *arena, base_err *err);
 /* At most `limit` rows behind `after` (NULL: from the end), newest first or oldest first; `*more`:

@@ -52,9 +52,6 @@ static base_code run_put(gw_ledger *ledger, gw_db *c, void *ctx, base_err *err)
     gw_put_numbers(&steps, row->steps, row->step_count);
     bool ok = !tokens.failed && !steps.failed && gw_db_simple(c, GW_SQL_BEGIN);
     bool begun = ok;
-    if (ok)
-        ok = gw_db_run(gw_db_prepare(c, "DELETE FROM streams WHERE live=1 AND created_ms<"
-                                        "(CAST(unixepoch() AS INTEGER)-30*24*3600)*1000"));
     sqlite3_stmt *s = NULL;
     if (ok) {
         s = gw_db_prepare(c,

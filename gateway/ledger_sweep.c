@@ -15,6 +15,9 @@
 #define PATHS_BYTES (512u << 20) /* tokens of the turns of one transaction */
 #define TRIM_PERCENT 95          /* of a bound, so that the next turn does not trim again */
 #define ASK_AGAIN_MS 3600000
+#define CUT_TTL_MS                                                                                 \
+    (30ll * 86400 * 1000) /* a stream that a crash cut waits for its client so long */
+#define SWEEP_MEMBERS 512 /* items of conversations, a transaction; its statement says so, too */
 
 /* A row of GW_LEAVING_COLUMNS. */
 typedef struct leaving {
@@ -403,6 +406,44 @@ static base_code run_sweep(gw_ledger *ledger, gw_db *c, void *ctx, base_err *err
     return deletion(ledger, c, sweep_body, ctx, "cannot sweep", err);
 }
 
+/* Runs a statement with one number; its changes are added to *count. */
+static bool change(gw_db *c, const char *sql, int64_t number, uint32_t *count)
+{
+    sqlite3_stmt *s = gw_db_prepare(c, sql);
+    if (s)
+        sqlite3_bind_int64(s, 1, number);
+    bool ok = gw_db_run(s);
+    *count += ok ? (uint32_t)sqlite3_changes(c->db) : 0;
+    return ok;
+}
+
+/* What hangs on no turn: cut streams, and conversations where what is kept has an age. Items are
+ * looked at in the order of their rows, which is that of their age. */
+static base_code run_sweep_rest(gw_ledger *ledger, gw_db *c, void *ctx, base_err *err)
+{
+    sweep *job = ctx;
+    int64_t kept_ms = (int64_t)ledger->options.kept_ttl_s * 1000;
+    int64_t cut_ms = kept_ms && kept_ms < CUT_TTL_MS ? kept_ms : CUT_TTL_MS;
+    uint32_t left = 0;
+    job->count = 0;
+    bool ok = change(c, "DELETE FROM streams WHERE live=1 AND created_ms<=?1", job->now_ms - cut_ms,
+                     &left);
+    if (ok && kept_ms)
+        ok = change(c,
+                    "DELETE FROM conversation_items WHERE id IN (SELECT id FROM (SELECT id, "
+                    "created_ms FROM conversation_items ORDER BY id LIMIT 512) WHERE "
+                    "created_ms<=?1)",
+                    job->now_ms - kept_ms, &job->count);
+    if (ok && kept_ms && job->count < SWEEP_MEMBERS)
+        ok = change(c,
+                    "DELETE FROM conversations WHERE created_ms<=?1 AND NOT EXISTS (SELECT 1 FROM "
+                    "conversation_items i WHERE i.conversation=conversations.id)",
+                    job->now_ms - kept_ms, &left);
+    if (left || job->count)
+        atomic_store(&ledger->unclean, true);
+    return ok ? BASE_OK : gw_db_error(c, err, "cannot sweep");
+}
+
 base_code gw_ledger_sweep(gw_ledger *ledger, int64_t now_ms, base_err *err)
 {
     sweep job = {.now_ms = now_ms};
@@ -411,6 +452,9 @@ base_code gw_ledger_sweep(gw_ledger *ledger, int64_t now_ms, base_err *err)
     do
         code = gw_on_writer(ledger, run_sweep, &job, err);
     while (!code && job.count == SWEEP_TURNS);
+    do
+        code = code ? code : gw_on_writer(ledger, run_sweep_rest, &job, err);
+    while (!code && job.count == SWEEP_MEMBERS);
     return code;
 }
 

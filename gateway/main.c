@@ -22,10 +22,12 @@
 #include "gateway/ledger.h"
 #include "gateway/lock.h"
 #include "gateway/metrics.h"
+#include "gateway/pin.h"
 #include "gateway/route.h"
 #include "gateway/seal.h"
 #include "gateway/tape.h"
 #include "gateway/tenant.h"
+#include "gateway/upload.h"
 #include "gateway/work.h"
 
 #define EXIT_UNUSABLE 2
@@ -128,6 +130,16 @@ static base_code check_reach(const gw_app *app, base_err *err)
     return BASE_OK;
 }
 
+static base_code create_pins(gw_app *app, base_err *err)
+{
+    const gw_pins_options options = {
+        .page_count = eng_get_info(app->engine)->page_count,
+        .percent_max = app->conf->sessions_pin_percent_max,
+        .tenant_percent_max = app->conf->sessions_pin_tenant_percent_max,
+    };
+    return gw_pins_create(&app->pins, &options, err);
+}
+
 static base_code start(gw_app *app, base_err *err)
 {
     const gw_conf *conf = app->conf;
@@ -144,7 +156,12 @@ static base_code start(gw_app *app, base_err *err)
                                       .tenant_bytes_max = conf->ledger_tenant_bytes_max,
                                       .erases = true};
     const gw_server_options server = {
-        .conf = conf, .handler = gw_route_handle, .ended = gw_route_ended, .ctx = app};
+        .conf = conf,
+        .handler = gw_route_handle,
+        .arriving = gw_upload_arriving,
+        .arrived = gw_upload_arrived,
+        .ended = gw_route_ended,
+        .ctx = app};
     if ((code = make_data_directory(conf, err)) != BASE_OK ||
         (code = gw_route_open_trace(conf, err)) != BASE_OK ||
         (code = gw_metrics_create(&app->metrics, err)) != BASE_OK ||
@@ -157,7 +174,7 @@ static base_code start(gw_app *app, base_err *err)
                                 TAPES_COUNT_MAX, err)) != BASE_OK ||
         (code = gw_locks_create(&app->locks, conf->sessions_queue_max, err)) != BASE_OK ||
         (code = gw_appends_create(&app->appends, app, err)) != BASE_OK ||
-        (code = create_engine(app, err)) != BASE_OK ||
+        (code = create_engine(app, err)) != BASE_OK || (code = create_pins(app, err)) != BASE_OK ||
         (code = gw_workers_create(&app->workers, workers, conf->workers_queue_max, err)) !=
             BASE_OK ||
         (code = gw_server_create(&app->server, &server, err)) != BASE_OK)
@@ -183,6 +200,7 @@ static void stop(gw_app *app)
     }
     gw_workers_destroy(app->workers);
     gw_server_destroy(app->server);
+    gw_pins_destroy(app->pins);
     gw_appends_destroy(app->appends);
     gw_tapes_destroy(app->tapes);
     gw_locks_destroy(app->locks);

@@ -5,12 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "gateway/append.h"
 #include "gateway/conf.h"
 #include "gateway/lock.h"
 #include "gateway/ledger.h"
-#include "gateway/ledger.h"
+#include "gateway/pin.h"
 
 #define BUCKET_MAX 16
 
@@ -304,6 +305,12 @@ static void render_sessions(const gw_app *app, base_buf *out)
           (double)s.bytes);
     count(out, "appended_tokens_total",
           "Tokens of next turns that were run over before the turn came.", s.prefilled_tokens);
+    if (app->pins == NULL)
+        return;
+    gw_pins_stats p = gw_pins_get_stats(app->pins, base_now_ns());
+    gauge(out, "pinned_sessions", "Sessions whose pages are pinned.", p.sessions);
+    gauge(out, "pinned_pages", "Pages that they pin; shared ones count for each.", p.pages);
+    count(out, "pins_refused_total", "Pins beyond the bounds.", p.refused);
 }
 
 static void render_server(const gw_app *app, base_buf *out)

@@ -98,6 +98,8 @@ typedef struct peer {
     size_t uploading;     /* bytes that libh2o holds of incomplete requests, about */
     uint64_t reset_window_ns;
     uint32_t resets;
+    void *upload;       /* of options.arriving, for the request that is on its way */
+    size_t upload_seen; /* bytes of it that were shown */
 } peer;
 
 struct gw_loop {
@@ -169,6 +171,7 @@ struct gw_exchange {
                                         not kept */
     uint32_t record_count;
     uint64_t given_bytes; /* of the answer's body, handed to libh2o */
+    void *upload;         /* the peer's while it was on its way */
     uint64_t began_ns;
     uint64_t progress, progress_ns; /* of the write in flight */
 };
@@ -237,6 +240,12 @@ static void mark_boundary(peer *p)
     p->boundary_new = true;
 }
 
+static void end_upload(const gw_server *server, void *upload)
+{
+    if (upload != NULL)
+        server->options.arrived(server->options.ctx, upload);
+}
+
 static void on_exchange_dispose(void *data)
 {
     gw_exchange *exchange = data;
@@ -256,6 +265,7 @@ static void on_exchange_dispose(void *data)
         };
         server->options.ended(server->options.ctx, exchange, &end);
     }
+    end_upload(server, exchange->upload);
     if ((*exchange->link = exchange->next) != NULL)
         exchange->next->link = exchange->link;
     p->exchange_count--;
@@ -416,6 +426,9 @@ static gw_exchange *exchange_create(peer *p, h2o_req_t *req)
     *exchange =
         (gw_exchange){.peer = p, .loop = loop, .req = req, .label = "", .began_ns = base_now_ns()};
     exchange->generator.proceed = on_proceed;
+    exchange->upload = p->upload;
+    p->upload = NULL;
+    p->upload_seen = 0;
     base_buf_init(&exchange->pending, STREAM_MAX_BYTES);
     base_buf_init(&exchange->flight, 0);
     exchange->method = pool_text(req, req->input.method.base, req->input.method.len);
@@ -540,6 +553,7 @@ static void on_peer_close(void *data)
 {
     peer *p = data;
     CHECK(p->exchanges == NULL);
+    end_upload(p->loop->server, p->upload);
     if ((*p->link = p->next) != NULL)
         p->next->link = p->link;
     atomic_fetch_sub_explicit(&p->loop->server->open_connections[p->listener], 1,
@@ -692,6 +706,24 @@ static void measure_peers(gw_loop *loop)
     }
 }
 
+/* libh2o: what it has of an HTTP/1.1 request lies in the socket's input, from the request line on,
+ * and of a chunked body the chunks alone, one after the other. Between two reads that is all
+ * there is to know; a body over HTTP/2 is out of sight until it is whole. */
+static void show_upload(peer *p)
+{
+    const gw_server_options *o = &p->loop->server->options;
+    const h2o_buffer_t *input = p->sock->input;
+    if (o->arriving == NULL || p->exchange_count != 0 || p->kicked || p->http_major == 2 ||
+        input->size <= p->upload_seen)
+        return;
+    p->upload_seen = input->size;
+    if (p->remote[0] == '\0')
+        remote_text(p);
+    const gw_arrival arrival = {
+        .loop = p->loop, .bytes = input->bytes, .remote = p->remote, .length = input->size};
+    p->upload = o->arriving(o->ctx, &arrival, p->upload);
+}
+
 static void check_memory(gw_loop *loop)
 {
     gw_server *server = loop->server;
@@ -755,6 +787,7 @@ static void on_tick(h2o_timeout_entry_t *entry)
     check_memory(loop);
     for (peer *p = loop->peers, *next; p != NULL; p = next) {
         next = p->next;
+        show_upload(p);
         check_peer(p);
         for (gw_exchange *exchange = p->exchanges, *after; exchange != NULL; exchange = after) {
             after = exchange->next;

@@ -86,9 +86,24 @@ typedef struct gw_exchange_end {
     uint64_t duration_ns; /* request complete to the end */
 } gw_exchange_end;
 
+/* A request over HTTP/1.1 that is not whole yet: its head and its body, or as much of them as there
+ * is; a chunked body without its frames. Valid during the call. */
+typedef struct gw_arrival {
+    gw_loop *loop;
+    const char *bytes, *remote; /* address text */
+    size_t length;
+} gw_arrival;
+
 typedef struct gw_server_options {
     const struct gw_conf *conf;
     gw_handler handler;
+    /* What is on its way, every time that more of it came, a few times a second; on the loop's
+     * thread. What it returns it is given the next time, NULL at first; `arrived` is called with
+     * it, if it is not NULL, once the exchange that the request became is over, or the client left
+     * before. Nothing of this is for HTTP/2, and it may be that a request is whole before it was
+     * seen. Both may be NULL. */
+    void *(*arriving)(void *ctx, const gw_arrival *arrival, void *upload);
+    void (*arrived)(void *ctx, void *upload);
     /* Called once for every exchange, on the loop's thread, as the last thing; may only read it.
      * May be NULL. */
     void (*ended)(void *ctx, gw_exchange *exchange, const gw_exchange_end *end);

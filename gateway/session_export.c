@@ -507,7 +507,8 @@ static base_code make_session(importer *m, bool tokens, base_err *err)
                             .metadata = m->plan.metadata,
                             .config = text.data,
                             .created_ms = base_wall_ms(),
-                            .count_max = m->app->conf->sessions_count_max};
+                            .count_max = m->app->conf->sessions_count_max,
+                            .staged = true};
     return gw_session_create(m->app->ledger, &fresh, err);
 }
 
@@ -551,8 +552,13 @@ static base_code import(importer *m, base_err *err)
     for (size_t i = 0; !code && m->out->tokens && i < json_array_size(turns); i++)
         code = store_turn(m, &at, json_array_get(turns, i), err);
     base_buf_deinit(&content);
+    gw_ledger *ledger = m->app->ledger;
+    const char *id = m->out->session.text;
+    if (!code)
+        code = gw_session_publish(ledger, m->identity->tenant, id, m->app->conf->sessions_count_max,
+                                  err);
     if (code && made)
-        gw_session_delete(m->app->ledger, m->identity->tenant, m->out->session.text, NULL);
+        gw_session_discard(ledger, m->identity->tenant, id, NULL);
     return code;
 }
 

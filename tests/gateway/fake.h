@@ -218,6 +218,7 @@ static eng_info fake_info = {.name = "fake",
                              .numerics = "numerics",
                              .template_id = "template",
                              .context_max = FAKE_WINDOW,
+                             .page_tokens = 128,
                              .vocab = 2000,
                              .thinking = ENG_THINK_ADAPTIVE};
 static eng_sink fake_sink;

@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
+#include "gateway/ledger_session.h"
 #include "ledger_rig.h"
 
 TestSuite(ledger_erase, .init = make_directory, .fini = remove_directory, .timeout = 60);
@@ -244,6 +245,183 @@ Test(ledger_erase, bytes_are_counted_by_tenant)
     cr_assert_eq(count_rows("SELECT bytes FROM stored WHERE tenant=1"), mine);
     gw_ledger_sweep(ledger, base_wall_ms() + 7200000, NULL);
     cr_assert_eq(count_rows("SELECT sum(bytes) FROM stored"), 0);
+    gw_ledger_close(ledger);
+}
+
+static void change_rows(const char *sql)
+{
+    char *why = NULL;
+    sqlite3 *db = open_raw();
+    cr_assert_eq(sqlite3_exec(db, sql, NULL, NULL, &why), SQLITE_OK, "%s", why ? why : "");
+    sqlite3_close(db);
+}
+
+/* Rows that hang on no turn, with their keys; made `ms` ago. */
+static void add_stream(const char *id, int live, int64_t ms)
+{
+    char sql[512];
+    snprintf(sql, sizeof(sql),
+             "INSERT INTO streams(tenant, public_key, turn, live, created_ms, echo, told, run, "
+             "steps) VALUES(1,%lld,'%s',%d,%lld,'{}','{\"mark\":\"zebra\"}',x'05',x'01')",
+             (long long)gw_public_key(id), id, live, (long long)(base_wall_ms() - ms));
+    change_rows(sql);
+}
+
+static void add_conversation(int row, int64_t ms)
+{
+    char sql[1024], id[32], item[32];
+    snprintf(id, sizeof(id), "conv_%d", row);
+    snprintf(item, sizeof(item), "msg_%d", row);
+    long long made = (long long)(base_wall_ms() - ms);
+    snprintf(sql, sizeof(sql),
+             "INSERT INTO conversations(id, tenant, public_key, public, metadata, created_ms) "
+             "VALUES(%d,1,%lld,'%s','{}',%lld); INSERT INTO conversation_items(conversation, "
+             "public_key, public, data, created_ms) VALUES(%d,%lld,'%s','{\"text\":\"horse%d\"}',"
+             "%lld)",
+             row, (long long)gw_public_key(id), id, made, row, (long long)gw_public_key(item), item,
+             row, made);
+    change_rows(sql);
+}
+
+#define BYTES "SELECT bytes FROM stored WHERE tenant=1"
+
+Test(ledger_erase, streams_conversations_and_sessions_count_for_their_tenant)
+{
+    gw_ledger *ledger = open_ledger();
+    base_err err = BASE_ERR_INIT;
+    make_tenants(ledger);
+    const char *const steps[] = {
+        "UPDATE conversations SET metadata='{\"more\":\"much more\"}'",
+        "DELETE FROM conversation_items",
+        "DELETE FROM conversations",
+        "DELETE FROM streams",
+    };
+    add_stream("resp_1", 1, 0);
+    add_conversation(1, 0);
+    const gw_session_new fresh = {.tenant = 1,
+                                  .id = "sess_1",
+                                  .model = "nano",
+                                  .config = "{\"tools\":[]}",
+                                  .created_ms = base_wall_ms(),
+                                  .count_max = 1};
+    cr_assert_eq(gw_session_create(ledger, &fresh, &err), BASE_OK, "%s", err.text);
+    int64_t before = count_rows(BYTES);
+    cr_assert_gt(before, 500);
+    for (size_t i = 0; i < sizeof(steps) / sizeof(*steps); i++) {
+        change_rows(steps[i]);
+        int64_t now = count_rows(BYTES);
+        cr_assert(i == 0 ? now > before : now < before, "%s: %lld", steps[i], (long long)now);
+        before = now;
+        cr_assert(gw_ledger_check(ledger, &err), "%s", err.text);
+    }
+    cr_assert_eq(gw_session_delete(ledger, 1, "sess_1", &err), BASE_OK);
+    cr_assert_eq(count_rows(BYTES), 0);
+    gw_ledger_close(ledger);
+}
+
+Test(ledger_erase, streams_and_conversations_have_an_age)
+{
+    gw_ledger *ledger = NULL;
+    const int64_t day = 86400 * 1000;
+    gw_ledger_options options = {.path = directory, .cached_ttl_s = 3600, .kept_ttl_s = 7200};
+    cr_assert_eq(gw_ledger_open(&ledger, &options, NULL), BASE_OK);
+    make_tenants(ledger);
+    add_stream("resp_old", 1, 7300 * 1000);
+    add_stream("resp_new", 1, 7000 * 1000);
+    for (int i = 0; i < 700; i++) /* more than a transaction's */
+        add_conversation(1 + i, i < 600 ? 7300 * 1000 : 7000 * 1000);
+    cr_assert(files_hold(directory, "horse300"));
+    gw_ledger_sweep(ledger, base_wall_ms(), NULL);
+    gw_ledger_purge(ledger);
+    cr_assert_eq(count_rows("SELECT count(*) FROM streams"), 1);
+    cr_assert_eq(count_rows("SELECT count(*) FROM conversation_items"), 100);
+    cr_assert_eq(count_rows("SELECT count(*) FROM conversations"), 100);
+    cr_assert_not(files_hold(directory, "horse300"));
+    cr_assert(gw_ledger_check(ledger, NULL));
+    gw_ledger_close(ledger);
+    /* Without an age of what is kept, a cut stream still has one. */
+    options.kept_ttl_s = 0;
+    cr_assert_eq(gw_ledger_open(&ledger, &options, NULL), BASE_OK);
+    gw_ledger_sweep(ledger, base_wall_ms() + 29 * day, NULL);
+    cr_assert_eq(count_rows("SELECT count(*) FROM streams"), 1);
+    gw_ledger_sweep(ledger, base_wall_ms() + 31 * day, NULL);
+    cr_assert_eq(count_rows("SELECT count(*) FROM streams"), 0);
+    cr_assert_eq(count_rows("SELECT count(*) FROM conversations"), 100);
+    gw_ledger_close(ledger);
+}
+
+Test(ledger_erase, what_hangs_on_nothing_is_found)
+{
+    const char *const damage[][2] = {
+        {"UPDATE streams SET live=0", "its turn is not there"},
+        {"UPDATE streams SET public_key=5", "its key is not its turn's"},
+        {"UPDATE conversation_items SET conversation=77", "refers to no row"},
+        {"UPDATE conversation_items SET public='msg_other'", "its key is not its id's"},
+        {"UPDATE conversation_items SET data='{'", "not JSON"},
+        {"UPDATE conversations SET public_key=5", "its key is not its id's"},
+    };
+    gw_ledger *ledger = open_ledger();
+    make_tenants(ledger);
+    for (size_t i = 0; i < sizeof(damage) / sizeof(*damage); i++) {
+        base_err err = BASE_ERR_INIT;
+        add_stream("resp_1", 1, 0);
+        add_conversation(1, 0);
+        cr_assert(gw_ledger_check(ledger, &err), "%s", err.text);
+        change_rows(damage[i][0]);
+        cr_assert_not(gw_ledger_check(ledger, &err), "%s", damage[i][0]);
+        cr_assert_not_null(strstr(err.text, damage[i][1]), "%s: %s", damage[i][0], err.text);
+        change_rows("DELETE FROM streams; UPDATE conversation_items SET conversation=1, data='{}'; "
+                    "DELETE FROM conversation_items; DELETE FROM conversations; "
+                    "UPDATE stored SET bytes=0");
+    }
+    gw_ledger_close(ledger);
+}
+
+/* A crash in the middle of an import: what it had stored is gone with the next start. */
+Test(ledger_erase, an_import_that_was_cut_leaves_nothing)
+{
+    gw_ledger *ledger = open_ledger();
+    base_err err = BASE_ERR_INIT;
+    gw_session_row row;
+    base_arena *arena = keep(base_arena_create(4096, 16 << 20));
+    const char *staged = "sess_0123456789abcdef01234567"; /* the rig's turns are this one's */
+    make_tenants(ledger);
+    gw_session_new fresh = {.tenant = 1,
+                            .id = staged,
+                            .model = "nano",
+                            .config = "{\"system\":\"zebra\"}",
+                            .created_ms = base_wall_ms(),
+                            .count_max = 1,
+                            .staged = true};
+    retention = GW_RETAIN_KEPT;
+    for (int round = 0; round < 3; round++) {
+        cr_assert_eq(gw_session_create(ledger, &fresh, &err), BASE_OK, "%s", err.text);
+        exchange(ledger, long_text("zebra", 5000), "zebra", 10);
+        exchange(ledger, long_text("zebras", 500), "zebra", 30);
+        cr_assert_eq(gw_session_read(ledger, &row, 1, staged, arena, NULL), BASE_NOT_FOUND);
+        cr_assert_eq(gw_session_delete(ledger, 1, staged, NULL), BASE_NOT_FOUND);
+        cr_assert_eq(gw_ledger_get_stats(ledger).native_sessions, 0);
+        if (round == 0) { /* the crash */
+            gw_ledger_close(ledger);
+            ledger = open_ledger();
+        } else if (round == 1) {
+            cr_assert_eq(gw_session_discard(ledger, 1, staged, &err), BASE_OK, "%s", err.text);
+        } else {
+            cr_assert_eq(gw_session_publish(ledger, 1, staged, 0, &err), BASE_FULL);
+            cr_assert_eq(gw_session_publish(ledger, 1, staged, 1, NULL), BASE_OK);
+            cr_assert_eq(gw_session_read(ledger, &row, 1, staged, arena, NULL), BASE_OK);
+            cr_assert_neq(row.head_row, 0);
+            cr_assert_eq(gw_session_delete(ledger, 1, staged, NULL), BASE_OK);
+        }
+        gw_ledger_purge(ledger);
+        cr_assert_eq(count_rows("SELECT count(*) FROM sessions"), 0);
+        cr_assert_eq(count_rows("SELECT count(*) FROM turns"), 0);
+        cr_assert_eq(count_rows("SELECT count(*) FROM items"), 0);
+        cr_assert_eq(count_rows("SELECT count(*) FROM runs"), 0);
+        cr_assert_eq(gw_ledger_get_stats(ledger).native_sessions, 0);
+        cr_assert_not(files_hold(directory, "zebra"));
+        cr_assert(gw_ledger_check(ledger, &err), "%s", err.text);
+    }
     gw_ledger_close(ledger);
 }
 

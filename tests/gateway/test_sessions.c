@@ -6,6 +6,7 @@
 #include "gateway/append.h"
 #include "gateway/ledger_session.h"
 #include "gateway/openapi.h"
+#include "gateway/pin.h"
 #include "gateway/seal.h"
 
 #define TOOLS                                                                                      \
@@ -42,6 +43,8 @@ static void start(void)
     fake_conf.sessions_append_bytes_max = 3000;
     fake_conf.sessions_append_bytes_total_max = 5000;
     fake_conf.sessions_pin_seconds_max = 100;
+    const gw_pins_options pins = {.page_count = 40, .percent_max = 50, .tenant_percent_max = 25};
+    cr_assert_eq(gw_pins_create(&app.pins, &pins, &err), BASE_OK);
     cr_assert_eq(gw_appends_create(&app.appends, &app, &err), BASE_OK);
     cr_assert_eq(gw_seal_open(&app.seal, fake_directory, &err), BASE_OK, "%s", err.text);
 }
@@ -49,6 +52,7 @@ static void start(void)
 static void stop(void)
 {
     fake_stop();
+    gw_pins_destroy(app.pins);
     gw_appends_destroy(app.appends);
     gw_seal_close(app.seal);
 }
@@ -440,6 +444,50 @@ Test(sessions, pins_and_their_bounds)
     json_t *refused = call(gw_api_sessions_pin, s.pin, "{\"seconds\":101}", 400);
     cr_assert_str_eq(text_at(refused, "error.param"), "seconds");
     json_decref(refused);
+}
+
+/* 40 pages, of which pins may hold 20 and one tenant's 10; a session has 1. */
+Test(sessions, pins_crowd_nobody_out)
+{
+    session s[12];
+    for (int i = 0; i < 11; i++) {
+        s[i] = make();
+        json_decref(run_turn(&s[i], HI, "Hello", false));
+    }
+    for (int i = 0; i < 10; i++) {
+        json_decref(call(gw_api_sessions_pin, s[i].pin, "{\"seconds\":50}", 200));
+        json_decref(call(gw_api_sessions_pin, s[i].pin, "{\"seconds\":60}", 200)); /* one pin */
+    }
+    gw_pins_stats stats = gw_pins_get_stats(app.pins, base_now_ns());
+    cr_assert_eq(stats.sessions, 10);
+    cr_assert_eq(stats.pages, 10);
+    pinned_seconds = 99;
+    json_t *refused = call(gw_api_sessions_pin, s[10].pin, "{\"seconds\":5}", 429);
+    cr_assert_str_eq(text_at(refused, "error.code"), "pin_limit");
+    cr_assert_not_null(strstr(text_at(refused, "error.message"), "pin_tenant_percent_max"));
+    json_decref(refused);
+    cr_assert_eq(pinned_seconds, 99, "the engine was told of it");
+    json_t *row = call(gw_api_sessions_get, s[10].path, "", 200);
+    cr_assert(json_is_null(at(row, "pinned_until")));
+    json_decref(row);
+    /* What is unpinned or deleted makes room, */
+    json_decref(call(gw_api_sessions_pin, s[0].pin, "{\"seconds\":0}", 200));
+    json_decref(call(gw_api_sessions_pin, s[10].pin, "{\"seconds\":5}", 200));
+    json_decref(call(gw_api_sessions_pin, s[0].pin, "{\"seconds\":5}", 429));
+    json_decref(call(gw_api_sessions_delete, s[1].path, "", 200));
+    json_decref(call(gw_api_sessions_pin, s[0].pin, "{\"seconds\":5}", 200));
+    /* and so does what has run out. */
+    stats = gw_pins_get_stats(app.pins, base_now_ns() + 55000000000);
+    cr_assert_eq(stats.sessions, 8);
+    cr_assert_eq(stats.refused, 2);
+    /* All tenants have a bound, too. */
+    uint64_t now = base_now_ns();
+    base_err err = BASE_ERR_INIT;
+    cr_assert_eq(gw_pin_put(app.pins, 2, "a", 10, now + 1000, now, &err), BASE_OK);
+    cr_assert_eq(gw_pin_put(app.pins, 3, "a", 3, now + 1000, now, &err), BASE_FULL);
+    cr_assert_not_null(strstr(err.text, "sessions.pin_percent_max"), "%s", err.text);
+    cr_assert_eq(gw_pin_put(app.pins, 3, "a", 2, now + 1000, now, NULL), BASE_OK);
+    cr_assert_eq(gw_pin_put(app.pins, 3, "b", 3, now + 3000, now + 2000, NULL), BASE_OK);
 }
 
 Test(sessions, a_tenant_has_so_many)
