@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/base/clock.h"
 #include "gateway/ledger_internal.h"
 
 /* A call's arguments, for the writer. */
@@ -49,7 +50,7 @@ static bool add_items(gw_db *c, int64_t row, const gw_conversation_item *items, 
 {
     sqlite3_stmt *s =
         gw_db_prepare(c, "INSERT INTO conversation_items(conversation, public_key, public, "
-                         "data) VALUES(?1,?2,?3,?4)");
+                         "data, created_ms) VALUES(?1,?2,?3,?4,?5)");
     bool ok = s != NULL;
     for (uint32_t i = 0; ok && i < count; i++) {
         sqlite3_reset(s);
@@ -57,6 +58,7 @@ static bool add_items(gw_db *c, int64_t row, const gw_conversation_item *items, 
         sqlite3_bind_int64(s, 2, gw_public_key(items[i].id));
         gw_bind_text(s, 3, items[i].id);
         gw_bind_text(s, 4, items[i].json);
+        sqlite3_bind_int64(s, 5, base_wall_ms());
         ok = sqlite3_step(s) == SQLITE_DONE;
     }
     sqlite3_finalize(s);
@@ -342,8 +344,7 @@ base_code gw_conversation_add(gw_ledger *ledger, int64_t tenant, const char *id,
                               base_err *err)
 {
     job j = {.tenant = tenant, .id = id, .items = items, .count = count, .items_max = items_max};
-    base_code code = gw_ledger_room(ledger, tenant, err);
-    return code ? code : gw_on_writer(ledger, run_add, &j, err);
+    return gw_on_writer(ledger, run_add, &j, err);
 }
 
 base_code gw_conversation_item_delete(gw_ledger *ledger, int64_t tenant, const char *id,

@@ -424,7 +424,7 @@ static base_code run_sweep_rest(gw_ledger *ledger, gw_db *c, void *ctx, base_err
     sweep *job = ctx;
     int64_t kept_ms = (int64_t)ledger->options.kept_ttl_s * 1000;
     int64_t cut_ms = kept_ms && kept_ms < CUT_TTL_MS ? kept_ms : CUT_TTL_MS;
-    uint32_t left = 0;
+    uint32_t left = 0, conversations = 0;
     job->count = 0;
     bool ok = change(c, "DELETE FROM streams WHERE live=1 AND created_ms<=?1", job->now_ms - cut_ms,
                      &left);
@@ -437,9 +437,11 @@ static base_code run_sweep_rest(gw_ledger *ledger, gw_db *c, void *ctx, base_err
     if (ok && kept_ms && job->count < SWEEP_MEMBERS)
         ok = change(c,
                     "DELETE FROM conversations WHERE created_ms<=?1 AND NOT EXISTS (SELECT 1 FROM "
-                    "conversation_items i WHERE i.conversation=conversations.id)",
-                    job->now_ms - kept_ms, &left);
-    if (left || job->count)
+                    "conversation_items i WHERE i.conversation=conversations.id) AND NOT EXISTS "
+                    "(SELECT 1 FROM turns t WHERE t.conversation=conversations.id)",
+                    job->now_ms - kept_ms, &conversations);
+    atomic_fetch_sub(&ledger->conversation_count, conversations);
+    if (left || conversations || job->count)
         atomic_store(&ledger->unclean, true);
     return ok ? BASE_OK : gw_db_error(c, err, "cannot sweep");
 }
