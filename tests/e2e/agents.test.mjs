@@ -1,6 +1,6 @@
 // OpenAI's agents SDK: its own loop runs the tools; Chat, Responses, and its sessions.
 import assert from 'node:assert/strict';
-import { Agent, MemorySession, OpenAIChatCompletionsModel, OpenAIResponsesModel, run, setTracingDisabled, tool } from '@openai/agents';
+import { Agent, MemorySession, OpenAIChatCompletionsModel, OpenAIConversationsSession, OpenAIResponsesModel, run, setTracingDisabled, tool } from '@openai/agents';
 import OpenAI from 'openai';
 import { z } from 'zod';
 import { check, finish, startServer } from './lib.mjs';
@@ -74,7 +74,28 @@ await check('agents responses: runs linked by previous_response_id', () => {
   return play(models.responses, (text) => ({ input: text, options: { previousResponseId }, after: (r) => (previousResponseId = r.lastResponseId) }), false);
 });
 
-console.log('[skip] agents responses: its conversations session; /v1/conversations is not offered yet');
+for (const streamed of [false, true])
+  await check(`agents responses: its conversations session, ${streamed ? 'streamed' : 'whole'}; taken back, cleared`, async () => {
+    const session = new OpenAIConversationsSession({ client });
+    await play(models.responses, (text) => ({ input: text, options: { session } }), streamed);
+    const items = await session.getItems();
+    assert.deepEqual(items.map((i) => i.role ?? i.type).filter((kind) => kind === 'user').length, TURNS);
+    assert.deepEqual((await session.getItems(2)), items.slice(-2));
+    const last = await session.popItem();
+    assert.deepEqual(last, items.at(-1));
+    assert.deepEqual(await session.getItems(), items.slice(0, -1));
+    const id = await session.getSessionId();
+    await session.clearSession();
+    await assert.rejects(client.conversations.retrieve(id), (e) => e instanceof OpenAI.NotFoundError && e.code === 'conversation_not_found');
+    assert.notEqual(await session.getSessionId(), id, 'cleared, it begins anew');
+  });
+
+await check('agents responses: runs on a conversation of the server', async () => {
+  const { id: conversationId } = await client.conversations.create();
+  await play(models.responses, (text) => ({ input: text, options: { conversationId } }), false);
+  const kinds = (await client.conversations.items.list(conversationId, { order: 'asc', limit: 100 })).data.map((i) => i.type);
+  for (const kind of ['message', 'function_call', 'function_call_output']) assert.ok(kinds.filter((k) => k === kind).length >= TURNS, `${kinds}`);
+});
 
 await server.stop();
 finish();

@@ -27,12 +27,12 @@ function fits(ref, value, what) {
 }
 const seen = new Set();
 /** Calls an operation; request and answer must be as the document says. `path` holds {id}. */
-async function call(method, path, { id, query = '', body, status = 200, headers = {}, unchecked } = {}) {
+async function call(method, path, { id, item, query = '', body, status = 200, headers = {}, unchecked } = {}) {
   const operation = document.paths[path]?.[method.toLowerCase()];
   assert.ok(operation, `${method} ${path} is in the document`);
   if (body !== undefined && !unchecked)
     fits(pointer('paths', path, method.toLowerCase(), 'requestBody', 'content', 'application/json', 'schema'), body, `request of ${method} ${path}`);
-  const r = await fetch(server.url + path.replace('{id}', id) + query, { method,
+  const r = await fetch(server.url + path.replace('{id}', id).replace('{item_id}', item) + query, { method,
     headers: { ...(body === undefined ? {} : { 'content-type': 'application/json' }), ...headers }, body: body === undefined ? undefined : JSON.stringify(body) });
   const json = await r.json();
   assert.equal(r.status, status, `${method} ${path}: ${JSON.stringify(json)}`);
@@ -115,9 +115,35 @@ await check('responses', async () => {
   for (const e of events.filter((x) => x.response)) fits(schema('Response'), e.response, e.type);
   await call('GET', '/v1/responses/{id}', { id: r.id });
   await call('POST', '/v1/responses/input_tokens', { body: { model: 'nano', input: ask } });
+  await call('GET', '/v1/responses/{id}/input_items', { id: r.id, query: '?limit=1' });
+  const { id } = await call('POST', '/v1/responses', { body: { model: 'nano', input: ask, background: true, ignore_eos: true, max_output_tokens: 2000 } });
+  await call('POST', '/v1/responses/{id}/cancel', { id });
+  await call('POST', '/v1/responses/{id}/cancel', { id: r.id, status: 400 });
+  const compact = await call('POST', '/v1/responses/compact', { body: { model: 'nano', input: [{ role: 'user', content: ask }, { role: 'assistant', content: 'Rain.' }], max_output_tokens: 20 } });
+  await call('POST', '/v1/responses', { body: { model: 'nano', input: [...compact.output, { role: 'user', content: 'And?' }], max_output_tokens: 5 } });
+  await call('POST', '/v1/responses/compact', { body: { model: 'nano', input: [] }, status: 400 });
   await call('DELETE', '/v1/responses/{id}', { id: r.id });
   await call('GET', '/v1/responses/{id}', { id: r.id, status: 404 });
   await call('POST', '/v1/responses', { body: { model: 'nano', input: 7 }, status: 400, unchecked: true });
+});
+
+await check('conversations', async () => {
+  const path = '/v1/conversations/{id}', items = `${path}/items`, one = `${items}/{item_id}`;
+  const { id } = await call('POST', '/v1/conversations', { body: { items: [{ type: 'message', role: 'user', content: ask }], metadata: { a: 'b' } } });
+  await call('GET', path, { id });
+  await call('POST', path, { id, body: { metadata: { a: 'c' } } });
+  const added = await call('POST', items, { id, body: { items: [{ role: 'assistant', content: 'Rain.' }, { type: 'reasoning', id: 'rs_1', summary: [] }] } });
+  await call('POST', '/v1/responses', { body: { model: 'nano', conversation: id, input: 'And?', max_output_tokens: 8 } });
+  await call('GET', items, { id, query: '?limit=2&order=asc&include[]=reasoning.encrypted_content' });
+  await call('GET', one, { id, item: added.first_id });
+  await call('DELETE', one, { id, item: added.first_id });
+  await call('GET', one, { id, item: added.first_id, status: 404 });
+  await call('POST', items, { id, body: { items: 'x' }, status: 400, unchecked: true });
+  await call('POST', '/v1/conversations', { body: { metadata: 5 }, status: 400, unchecked: true });
+  await call('DELETE', path, { id });
+  for (const method of ['GET', 'DELETE']) await call(method, path, { id, status: 404 });
+  await call('POST', path, { id, body: { metadata: {} }, status: 404 });
+  await call('GET', items, { id, status: 404 });
 });
 
 await check('messages', async () => {
