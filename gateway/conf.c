@@ -74,6 +74,8 @@ static const row rows[] = {
      .help = "token rows of one step"},
     {"engine.prefill_chunk_tokens", U32, AT(engine_prefill_chunk_tokens), "256", 1, 65536,
      .help = "prompt tokens of one sequence in one step"},
+    {"engine.step_ms_target", U32, AT(engine_step_ms_target), "50", 0, 60000,
+     .help = "prompt tokens in a step beside other sequences' are cut to about this time; 0: not"},
     {"engine.draft", DRAFT, AT(engine_draft), "auto", 0, 7,
      .help = "draft tokens a step: auto, off, 1 to 7"},
     {"engine.slow_step_us", U32, AT(engine_slow_step_us), "0", 0, 10000000,

@@ -72,8 +72,9 @@ static base_code create_engine(gw_app *app, base_err *err)
 {
     const gw_conf *conf = app->conf;
     const char *draft = conf->model_draft;
-    char kv[PATH_MAX];
-    if ((size_t)snprintf(kv, sizeof kv, "%s/kv", conf->data_path) >= sizeof kv)
+    char kv[PATH_MAX], costs[PATH_MAX];
+    if ((size_t)snprintf(kv, sizeof kv, "%s/kv", conf->data_path) >= sizeof kv ||
+        (size_t)snprintf(costs, sizeof costs, "%s/costs", conf->data_path) >= sizeof costs)
         return base_fail_param(err, BASE_INVALID, "data.path", "data.path is too long");
     if (strcmp(draft, "auto") == 0)
         draft = NULL;
@@ -92,7 +93,9 @@ static base_code create_engine(gw_app *app, base_err *err)
         .queue_max = conf->engine_queue_max,
         .step_rows_max = conf->engine_step_rows_max,
         .prefill_chunk = conf->engine_prefill_chunk_tokens,
+        .step_ms_target = conf->engine_step_ms_target,
         .draft_tokens = conf->engine_draft,
+        .costs = costs,
         .evict_lru = strcmp(conf->cache_policy, "lru") == 0,
         .disk = conf->cache_disk ? kv : NULL,
         .disk_bytes = conf->cache_disk_bytes,

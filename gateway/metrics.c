@@ -246,10 +246,23 @@ static void render_engine(const gw_app *app, base_buf *out)
     count(out, "reasoning_tokens_total", "Those of them that are reasoning.", s.reasoning_tokens);
     count(out, "drafted_tokens_total", "Draft tokens verified.", s.drafted);
     count(out, "accepted_tokens_total", "Draft tokens kept.", s.accepted);
+    count(out, "copied_tokens_total", "Those verified that were copies of earlier text.", s.copied);
+    count(out, "copied_accepted_tokens_total", "Those of them that were kept.", s.copied_accepted);
+    count(out, "predicted_tokens_total", "Those verified that a prediction held.", s.predicted);
+    count(out, "predicted_accepted_tokens_total", "Those of them that were kept.",
+          s.predicted_accepted);
     count(out, "steps_total", "Forward passes.", s.steps);
     count(out, "step_rows_total", "Token rows of forward passes.", s.step_rows);
     family(out, "busy_seconds_total", "counter", "Time in forward passes.");
     base_buf_printf(out, "whimbrel_busy_seconds_total %.9f\n", (double)s.busy_ns / 1e9);
+    family(out, "busy_part_seconds_total", "counter",
+           "Parts of it: the target's passes, the drafter's, and the choice of tokens.");
+    base_buf_printf(out,
+                    "whimbrel_busy_part_seconds_total{part=\"forward\"} %.9f\n"
+                    "whimbrel_busy_part_seconds_total{part=\"draft\"} %.9f\n"
+                    "whimbrel_busy_part_seconds_total{part=\"sample\"} %.9f\n",
+                    (double)s.forward_ns / 1e9, (double)s.draft_ns / 1e9,
+                    (double)s.sample_ns / 1e9);
     gauge(out, "queued", "Requests that wait.", s.queued);
     gauge(out, "running", "Sequences that run.", s.running);
     gauge(out, "prefilling", "Those of them in prefill.", s.prefilling);
