@@ -401,7 +401,7 @@ bool gw_db_check(gw_db *c, const gw_check *check);
 /* ---- ledger_schema.c ---- */
 
 #define GW_SCHEMA_APPLICATION 0x5748494d /* "WHIM" */
-#define GW_SCHEMA_VERSION 9
+#define GW_SCHEMA_VERSION 10
 /* What rows of schema 8 count for their tenants; its triggers and ledger_check.c say the same, so
  * they never change. `row`: "", "OLD." or "NEW.". */
 #define GW_BYTES_STREAM(row)                                                                       \

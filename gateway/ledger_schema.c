@@ -217,6 +217,9 @@ static const char *const migrations[] = {
     "ALTER TABLE turns ADD COLUMN conversation INTEGER REFERENCES conversations(id);"
     "CREATE INDEX turns_conversation ON turns(conversation) WHERE conversation IS NOT NULL;"
     "CREATE INDEX conversations_tenant ON conversations(tenant);",
+    /* 10: lists of stored chat completions. */
+    "CREATE INDEX turns_completions ON turns(tenant, created_ms) WHERE dialect='chat' AND echo IS "
+    "NOT NULL AND response_key IS NOT NULL;",
 };
 
 _Static_assert(sizeof(migrations) / sizeof(migrations[0]) == GW_SCHEMA_VERSION,
