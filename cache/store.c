@@ -187,15 +187,16 @@ base_code kv_store_open(kv_store **out, kv_pool *pool, const kv_store_options *o
     pthread_cond_init(&store->reads, NULL);
     pthread_cond_init(&store->idle, NULL);
     pthread_condattr_destroy(&attr);
+    uint32_t group_bytes = options->group_bytes != 0 ? options->group_bytes : KV_GROUP_BYTES;
     store->dir = strdup(options->dir);
     if (store->dir == NULL)
         code = base_fail(err, BASE_NOMEM, "no memory for a disk tier");
     if (code == BASE_OK)
         code = kv_form__init(&store->forms[KV_STORE_TARGET], options->layout, options->fingerprint,
-                             options->numerics, err);
+                             options->numerics, group_bytes, err);
     if (code == BASE_OK && options->draft != NULL)
         code = kv_form__init(&store->forms[KV_STORE_DRAFT], options->draft,
-                             options->draft_fingerprint, options->numerics, err);
+                             options->draft_fingerprint, options->numerics, group_bytes, err);
     if (code == BASE_OK) {
         set_defaults(&store->options, KV_BLOCK * (uint64_t)store->forms[0].group_count);
         code = allocate(store, err);

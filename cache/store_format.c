@@ -33,7 +33,7 @@ uint64_t kv_form__root(const char *fingerprint, const char *layout, const char *
 }
 
 base_code kv_form__init(kv_form *form, const kv_layout *layout, const char *fingerprint,
-                        const char *numerics, base_err *err)
+                        const char *numerics, uint32_t group_bytes, base_err *err)
 {
     *form = (kv_form){.layout = layout};
     form->groups = calloc(layout->plane_count, sizeof *form->groups);
@@ -43,7 +43,7 @@ base_code kv_form__init(kv_form *form, const kv_layout *layout, const char *fing
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < layout->plane_count; i++) {
         const kv_plane *plane = &layout->planes[i];
-        if (i == 0 || (plane->layer != plane[-1].layer && bytes >= KV_GROUP_BYTES)) {
+        if (i == 0 || (plane->layer != plane[-1].layer && bytes >= group_bytes)) {
             form->groups[form->group_count++] = (kv_group){.first_plane = i};
             bytes = 0;
         }

@@ -176,7 +176,7 @@ struct kv_store {
 
 /* ---- store_format.c ---- */
 base_code kv_form__init(kv_form *form, const kv_layout *layout, const char *fingerprint,
-                        const char *numerics, base_err *err);
+                        const char *numerics, uint32_t group_bytes, base_err *err);
 void kv_form__deinit(kv_form *form);
 uint64_t kv_form__root(const char *fingerprint, const char *layout, const char *numerics);
 /* Bytes on disk of one group, and of all before group `group` (group_count: of the record). */

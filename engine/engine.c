@@ -668,7 +668,8 @@ eng_stats eng_get_stats(const eng_engine *engine)
                        READ(copied),           READ(copied_accepted),
                        READ(predicted),        READ(predicted_accepted),
                        READ(forward_ns),       READ(draft_ns),
-                       READ(sample_ns),        READ(queued),
+                       READ(sample_ns),        READ(ahead_layers),
+                       READ(ahead_tokens),     READ(queued),
                        READ(running),          READ(prefilling),
                        READ(pages_free),       READ(index_nodes),
                        READ(index_pages),      .pages_total = engine->info.page_count};

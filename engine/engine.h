@@ -343,6 +343,7 @@ typedef struct eng_options {
     const int32_t *draft_script;
     uint32_t draft_script_count;
     uint32_t disk_retry_ms;            /* pause after a failed write; 0: the store's own */
+    uint32_t disk_group_bytes;         /* least that is read at a time; 0: the store's own */
     const struct kv_store_io *disk_io; /* the disk's calls; NULL: the system's */
 } eng_options;
 
@@ -409,6 +410,7 @@ typedef struct eng_stats {
     uint64_t copied, copied_accepted;       /* drafted and accepted: copies of earlier text */
     uint64_t predicted, predicted_accepted; /* the same of predictions */
     uint64_t steps, step_rows, busy_ns;
+    uint64_t ahead_layers, ahead_tokens; /* run while pages before them were read; of those, kept */
     uint64_t forward_ns, draft_ns, sample_ns; /* parts of busy_ns */
     uint32_t queued, running, prefilling;
     uint32_t pages_free, pages_total, index_nodes, index_pages;

@@ -96,6 +96,23 @@ typedef struct eng_part_slot {
     size_t offset, length; /* in part_text */
 } eng_part_slot;
 
+/* Prompt rows that run while the pages before them are still read, see ahead.c. */
+typedef struct eng_ahead {
+    struct eng_sequence *seq; /* whose they are; NULL: nobody runs ahead */
+    eng_fetch *fetch;         /* NULL: the pages are there, the sequence waits for its admission */
+    uint32_t from, rows;      /* positions [from, from + rows) */
+    uint32_t layer;           /* the next to run */
+    uint32_t last_page;       /* of what is read, if it ends inside one; else KV_PAGE_NONE */
+    uint32_t *pages;          /* page_count of them behind those, held */
+    uint32_t page_count;
+    kn_rows batch;
+    /* [step_rows_max] each; x NULL: nothing is ever run ahead */
+    int32_t *token, *pos;
+    uint32_t *zeros;
+    const uint32_t *table[1];
+    float *x, *features;
+} eng_ahead;
+
 /* The disk tier, see tier.c. */
 typedef struct eng_tier {
     kv_store *store; /* NULL: none */
@@ -104,6 +121,7 @@ typedef struct eng_tier {
     eng_fetch fetches[ENG_FETCHES_MAX];
     uint32_t fetch_max;
     uint32_t waiting;  /* sequences that wait for a fetch */
+    eng_ahead ahead;
     double token_s;    /* of a prefill token, averaged; 0: none was measured */
     uint64_t short_ns; /* since when pages are short while the tier holds some; 0: not now */
 } eng_tier;
@@ -178,7 +196,7 @@ struct eng_engine {
         _Atomic uint64_t requests, finished, cancelled, failed, prompt_tokens, cached_tokens,
             output_tokens, reasoning_tokens, drafted, accepted, steps, step_rows, busy_ns,
             evicted_pages, restored_tokens, forced_tokens, copied, copied_accepted, predicted,
-            predicted_accepted, forward_ns, draft_ns, sample_ns;
+            predicted_accepted, forward_ns, draft_ns, sample_ns, ahead_layers, ahead_tokens;
         _Atomic uint32_t queued, running, prefilling, pages_free, index_nodes, index_pages;
     } stats;
 };
@@ -239,6 +257,20 @@ void eng__judge(eng_engine *engine, eng_sequence *seq, uint32_t verified, uint32
 void eng__load_costs(eng_engine *engine);
 /* At most once a minute, unless it is the last time. */
 void eng__save_costs(eng_engine *engine, bool last);
+
+/* ---- ahead.c ---- */
+
+base_code eng__ahead_open(eng_engine *engine, base_err *err);
+void eng__ahead_close(eng_engine *engine);
+/* Prepares the rows behind a restore that has just begun, if there are enough. */
+void eng__ahead_begin(eng_engine *engine, eng_fetch *fetch);
+/* Runs the layers whose pages are in place: one if others run meanwhile, unless all is read. */
+void eng__ahead_run(eng_engine *engine, const eng_fetch *fetch);
+/* The restore is over; `whole`: all of it is listed. */
+void eng__ahead_settle(eng_engine *engine, const eng_fetch *fetch, bool whole);
+/* The sequence was admitted: the rows become its own if they fit where it stands. */
+void eng__ahead_adopt(eng_engine *engine, eng_sequence *seq);
+void eng__ahead_drop(eng_engine *engine);
 
 /* ---- tier.c ---- */
 

@@ -351,6 +351,8 @@ static bool take_pages(eng_engine *engine, eng_sequence *seq)
     uint32_t tail = seq->run % KV_PAGE_TOKENS;
     uint32_t want =
         (eng__known(seq) + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS - seq->page_count + (tail != 0);
+    if (engine->tier.ahead.seq == seq)
+        want -= engine->tier.ahead.page_count;
     /* Wait while others run and free their pages; alone, everything can be evicted. */
     bool room =
         eng__make_room(engine, want) || (engine->active_count == 0 && !eng__tier_wait(engine) &&
@@ -430,6 +432,7 @@ static void admit(eng_engine *engine)
         }
         if (!seq->started)
             tell_start(engine, seq);
+        eng__ahead_adopt(engine, seq);
         engine->active[engine->active_count++] = seq;
         if (seq->closing && seq->run == eng__known(seq))
             note_finish(seq, ENG_FINISH_STOP);

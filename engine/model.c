@@ -742,10 +742,27 @@ void eng_model_forward(eng_model *model, kn_kv *kv, const kn_rows *rows, const u
     DCHECK(base_thread_is(BASE_THREAD_ENGINE));
     CHECK(rows->rows >= 1);
     CHECK(rows->rows <= model->rows_max);
-    eng_m3__forward(&model->m3, &model->file.model, model->device, &model->rope, &model->scratch,
-                    kv, rows, pick, picks, logits, feature_layers,
-                    features != NULL ? feature_count : 0, features,
-                    model->has_probe ? &model->probe : NULL);
+    eng_m3__layers(&model->m3, &model->file.model, model->device, &model->rope, &model->scratch, kv,
+                   rows, 0, model->file.model.layers, feature_layers,
+                   features != NULL ? feature_count : 0, features,
+                   model->has_probe ? &model->probe : NULL);
+    eng_m3__head(&model->m3, &model->file.model, model->device, &model->scratch, pick, picks,
+                 logits);
+}
+
+void eng_model_forward_layers(eng_model *model, kn_kv *kv, const kn_rows *rows, float *x,
+                              uint32_t first, uint32_t end, const uint32_t *feature_layers,
+                              uint32_t feature_count, float *features)
+{
+    DCHECK(base_thread_is(BASE_THREAD_ENGINE));
+    CHECK(rows->rows >= 1);
+    CHECK(rows->rows <= model->rows_max);
+    CHECK(end <= model->file.model.layers);
+    eng_m3_scratch scratch = model->scratch;
+    scratch.x = x;
+    eng_m3__layers(&model->m3, &model->file.model, model->device, &model->rope, &scratch, kv, rows,
+                   first, end, feature_layers, features != NULL ? feature_count : 0, features,
+                   NULL);
 }
 
 void eng_model_set_probe(eng_model *model, const eng_model_probe *probe)

@@ -61,6 +61,12 @@ void eng_model_forward(eng_model *model, kn_kv *kv, const kn_rows *rows, const u
                        uint32_t picks, float *logits, const uint32_t *feature_layers,
                        uint32_t feature_count, float *features);
 
+/* Layers [first, end) of a step that is run in parts, others' steps between them: `x` [rows, hidden]
+ * is the caller's and goes from one part to the next; layer 0 begins it. No logits. */
+void eng_model_forward_layers(eng_model *model, kn_kv *kv, const kn_rows *rows, float *x,
+                              uint32_t first, uint32_t end, const uint32_t *feature_layers,
+                              uint32_t feature_count, float *features);
+
 /* ---- inspection, for tests and tools: called after each layer with its residual stream, selection
  * and routes ---- */
 typedef struct eng_model_probe {

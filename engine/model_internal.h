@@ -123,11 +123,15 @@ typedef struct eng_m3_scratch {
     float *route_weights; /* the same */
 } eng_m3_scratch;
 
-void eng_m3__forward(const eng_m3 *m3, const eng_model_config *config, kn_device *device,
-                     const kn_rope *rope, eng_m3_scratch *scratch, kn_kv *kv, const kn_rows *rows,
-                     const uint32_t *pick, uint32_t picks, float *logits,
-                     const uint32_t *feature_layers, uint32_t feature_count, float *features,
-                     const eng_model_probe *probe);
+/* Layers [first, end) over the residual stream in scratch->x, which layer 0 begins. */
+void eng_m3__layers(const eng_m3 *m3, const eng_model_config *config, kn_device *device,
+                    const kn_rope *rope, const eng_m3_scratch *scratch, kn_kv *kv,
+                    const kn_rows *rows, uint32_t first, uint32_t end,
+                    const uint32_t *feature_layers, uint32_t feature_count, float *features,
+                    const eng_model_probe *probe);
+void eng_m3__head(const eng_m3 *m3, const eng_model_config *config, kn_device *device,
+                  const eng_m3_scratch *scratch, const uint32_t *pick, uint32_t picks,
+                  float *logits);
 
 /* ---- random.c ---- */
 

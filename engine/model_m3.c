@@ -104,19 +104,20 @@ static void tap(float *features, const float *x, uint32_t rows, uint32_t hidden,
                    hidden * sizeof *x);
 }
 
-void eng_m3__forward(const eng_m3 *m3, const eng_model_config *config, kn_device *device,
-                     const kn_rope *rope, eng_m3_scratch *scratch, kn_kv *kv, const kn_rows *rows,
-                     const uint32_t *pick, uint32_t picks, float *logits,
-                     const uint32_t *feature_layers, uint32_t feature_count, float *features,
-                     const eng_model_probe *probe)
+void eng_m3__layers(const eng_m3 *m3, const eng_model_config *config, kn_device *device,
+                    const kn_rope *rope, const eng_m3_scratch *scratch, kn_kv *kv,
+                    const kn_rows *rows, uint32_t first, uint32_t end,
+                    const uint32_t *feature_layers, uint32_t feature_count, float *features,
+                    const eng_model_probe *probe)
 {
     const eng_model_config *c = config;
     const kn_ops *ops = device->ops;
     const eng_m3_scratch *s = scratch;
     const kn_act act = {.alpha = c->act_alpha, .limit = c->act_limit};
 
-    ops->embed(device, s->x, &m3->embedding, rows->token, rows->rows);
-    for (uint32_t l = 0; l < c->layers; l++) {
+    if (first == 0)
+        ops->embed(device, s->x, &m3->embedding, rows->token, rows->rows);
+    for (uint32_t l = first; l < end; l++) {
         const eng_m3_layer *w = &m3->layers[l];
         const bool sparse = c->sparse[l];
         const kn_attn_in in = {
@@ -213,6 +214,13 @@ void eng_m3__forward(const eng_m3 *m3, const eng_model_config *config, kn_device
             probe->layer(probe->ctx, l, s->x, sparse ? s->blocks : NULL, sparse ? s->margin : NULL,
                          c->moe[l] ? s->route_ids : NULL, c->moe[l] ? s->route_weights : NULL);
     }
+}
+
+void eng_m3__head(const eng_m3 *m3, const eng_model_config *config, kn_device *device,
+                  const eng_m3_scratch *scratch, const uint32_t *pick, uint32_t picks,
+                  float *logits)
+{
     if (picks > 0)
-        ops->head(device, logits, s->x, m3->norm, &m3->head, pick, picks, c->hidden, c->eps);
+        device->ops->head(device, logits, scratch->x, m3->norm, &m3->head, pick, picks,
+                          config->hidden, config->eps);
 }

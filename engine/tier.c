@@ -114,6 +114,8 @@ base_code eng__tier_open(eng_engine *engine, base_err *err)
         if (tier->fetches[i].pages == NULL)
             code = base_fail(err, BASE_NOMEM, "out of memory for the disk tier");
     }
+    if (code == BASE_OK)
+        code = eng__ahead_open(engine, err);
     if (code != BASE_OK)
         return code;
     kv_store_options store = {
@@ -132,6 +134,7 @@ base_code eng__tier_open(eng_engine *engine, base_err *err)
         .restores_max = tier->fetch_max,
         .slots_max = engine->pages_max,
         .retry_ms = options->disk_retry_ms,
+        .group_bytes = options->disk_group_bytes,
     };
     if (options->disk_io != NULL)
         store.io = *options->disk_io;
@@ -146,6 +149,7 @@ void eng__tier_close(eng_engine *engine)
 {
     eng_tier *tier = &engine->tier;
     kv_store_close(tier->store, false);
+    eng__ahead_close(engine);
     for (uint32_t i = 0; i < tier->fetch_max; i++)
         free(tier->fetches[i].pages);
     free(tier->draft_planes);
@@ -156,7 +160,7 @@ void eng__tier_close(eng_engine *engine)
 /* The pages that a fetch holds and nobody lists. */
 uint32_t eng__tier_pages(const eng_engine *engine)
 {
-    uint32_t count = 0;
+    uint32_t count = engine->tier.ahead.page_count;
     for (uint32_t i = 0; i < engine->tier.fetch_max; i++)
         count += engine->tier.fetches[i].page_count;
     return count;
@@ -235,6 +239,7 @@ bool eng__tier_fetch(eng_engine *engine, eng_sequence *seq, const int32_t *token
     seq->fetched = true;
     tier->waiting++;
     kv_restore_start(restore, fetch->pages, draft_from);
+    eng__ahead_begin(engine, fetch);
     return true;
 }
 
@@ -248,8 +253,8 @@ static void let_go(eng_engine *engine, eng_fetch *fetch)
     engine->tier.waiting--;
 }
 
-/* Lists what came, together with what memory had. */
-static void list_fetched(eng_engine *engine, eng_fetch *fetch)
+/* Lists what came, together with what memory had. False: nothing was listed. */
+static bool list_fetched(eng_engine *engine, eng_fetch *fetch)
 {
     eng_sequence *seq = fetch->seq;
     uint32_t first = kv_restore_first_page(fetch->restore), good = kv_restore_good(fetch->restore);
@@ -263,7 +268,7 @@ static void list_fetched(eng_engine *engine, eng_fetch *fetch)
             engine->draft != NULL && kv_restore_has_draft(fetch->restore, i);
     }
     if (end <= fetch->from)
-        return;
+        return false;
     memcpy(seq->pages + first, fetch->pages, good * sizeof *seq->pages);
     const int32_t *tokens = eng__known_tokens(seq, end);
     pthread_mutex_lock(&engine->index_lock);
@@ -271,9 +276,10 @@ static void list_fetched(eng_engine *engine, eng_fetch *fetch)
         kv_index_insert(engine->index, seq->request.space, tokens, end, seq->pages, base_now_ns());
     pthread_mutex_unlock(&engine->index_lock);
     if (!listed)
-        return;
+        return false;
     seq->restored_from = fetch->from;
     seq->restored_to = end;
+    return true;
 }
 
 void eng__tier_poll(eng_engine *engine)
@@ -284,10 +290,14 @@ void eng__tier_poll(eng_engine *engine)
     kv_store_poll(tier->store);
     for (uint32_t i = 0; i < tier->fetch_max; i++) {
         eng_fetch *fetch = &tier->fetches[i];
-        if (fetch->restore == NULL || !kv_restore_done(fetch->restore))
+        if (fetch->restore == NULL)
             continue;
-        if (fetch->seq != NULL && !fetch->stale)
-            list_fetched(engine, fetch);
+        eng__ahead_run(engine, fetch);
+        if (!kv_restore_done(fetch->restore))
+            continue;
+        bool listed = fetch->seq != NULL && !fetch->stale && list_fetched(engine, fetch);
+        eng__ahead_settle(engine, fetch,
+                          listed && kv_restore_good(fetch->restore) == fetch->page_count);
         give_back(engine, fetch);
         kv_restore_end(fetch->restore);
         fetch->restore = NULL;
@@ -297,6 +307,8 @@ void eng__tier_poll(eng_engine *engine)
 
 void eng__tier_abandon(eng_engine *engine, eng_sequence *seq)
 {
+    if (engine->tier.ahead.seq == seq)
+        eng__ahead_drop(engine);
     if (seq->fetch == NULL)
         return;
     kv_restore_cancel(seq->fetch->restore);
@@ -330,6 +342,7 @@ bool eng__tier_wait(eng_engine *engine)
         tier->short_ns = now;
     if (now - tier->short_ns > PATIENCE_NS) {
         kv_store_shed(tier->store);
+        eng__ahead_drop(engine);
         for (uint32_t i = 0; i < tier->fetch_max; i++)
             if (tier->fetches[i].restore != NULL)
                 kv_restore_cancel(tier->fetches[i].restore);

@@ -667,6 +667,12 @@ static long file_size(const char *name)
     return stat(path, &info) == 0 ? (long)info.st_size : -1;
 }
 
+/* Bytes that are damaged one after the other: each costs a folder's copy and two opens. */
+static long stride(void)
+{
+    return getenv("WHIMBREL_LONG") != NULL ? 1 : 4;
+}
+
 static void flip(const char *name, long at)
 {
     char path[200];
@@ -694,7 +700,7 @@ Test(kv_store, a_damaged_byte_of_a_segment_is_never_served)
     long size = file_size(name);
     cr_assert_gt(size, 4 * 8192);
     int shorter = 0;
-    for (long at = 0; at < size; at += at % 8192 < 4096 + 200 ? 83 : 797) {
+    for (long at = 0; at < size; at += (at % 8192 < 4096 + 200 ? 83 : 797) * stride()) {
         snprintf(command, sizeof command, "rm -rf '%s' && cp -r '%s' '%s'", dir, keep, dir);
         cr_assert_eq(system(command), 0);
         flip(name, at);
@@ -708,7 +714,7 @@ Test(kv_store, a_damaged_byte_of_a_segment_is_never_served)
         check();
         kv_store_close(store, false);
     }
-    cr_assert_gt(shorter, 20);
+    cr_assert_gt(shorter, 20 / stride());
     open_store();
     tear_down();
 }
@@ -767,7 +773,7 @@ Test(kv_store, a_damaged_index_is_dropped_row_by_row_or_moved_aside)
     cr_assert_eq(system(command), 0);
     long size = file_size("index.db");
     int aside = 0, shorter = 0;
-    for (long at = 0; at < size; at += at < 120 ? 1 : 101) {
+    for (long at = 0; at < size; at += (at < 120 ? 1 : 101) * stride()) {
         snprintf(command, sizeof command, "rm -rf '%s' && cp -r '%s' '%s'", dir, keep, dir);
         cr_assert_eq(system(command), 0);
         flip("index.db", at);
@@ -786,8 +792,8 @@ Test(kv_store, a_damaged_index_is_dropped_row_by_row_or_moved_aside)
         kv_store_close(store, false);
         aside += file_size("index.db.corrupt") > 0;
     }
-    cr_assert_gt(aside, 5);
-    cr_assert_gt(shorter, 5);
+    cr_assert_gt(aside, 5 / stride());
+    cr_assert_gt(shorter, 5 / stride());
     snprintf(command, sizeof command, "rm -rf '%s'", dir);
     cr_assert_eq(system(command), 0);
     open_store();
