@@ -21,6 +21,10 @@ struct eng_copy {
     uint32_t prompt_count, prediction_count;
     grams seen, predicted;
     uint32_t indexed; /* runs of known tokens that end at or before it are in `seen` */
+    /* The prediction's next token and what of the output it goes on from: the beginning at first,
+     * then wherever a look-up found the place again. A text that repeats itself has many equal
+     * runs; what has been right so far is the right one. */
+    uint32_t next, followed, matched;
 };
 
 static bool grams_init(grams *g, uint32_t tokens)
@@ -127,48 +131,57 @@ static uint32_t look_up(const eng_copy *copy, bool predicted, uint32_t now, uint
     return best;
 }
 
-/* The output is, so far, the prediction's beginning: too short to be looked up. */
-static bool at_beginning(const eng_copy *copy, uint32_t output_count)
+/* Goes along the prediction as far as the output does; true if that is to its end. */
+static bool follow(eng_copy *copy, uint32_t output_count)
 {
-    if (output_count >= ENG_COPY_GRAM || output_count >= copy->prediction_count)
-        return false;
-    for (uint32_t i = 0; i < output_count; i++)
-        if (copy->output[i] != copy->prediction[i])
-            return false;
-    return true;
+    while (copy->followed < output_count && copy->next < copy->prediction_count &&
+           copy->output[copy->followed] == copy->prediction[copy->next]) {
+        copy->followed++;
+        copy->next++;
+        copy->matched++;
+    }
+    return copy->followed == output_count && copy->next < copy->prediction_count;
+}
+
+/* Where the prediction goes on; 0 with `match` 0: nowhere. */
+static uint32_t predict(eng_copy *copy, uint32_t output_count, uint32_t *match)
+{
+    uint32_t now = copy->prompt_count + output_count, at;
+    *match = 0;
+    if (copy->prediction_count == 0)
+        return 0;
+    if (!follow(copy, output_count)) {
+        if (now < ENG_COPY_GRAM || (at = look_up(copy, true, now, match)) == 0) {
+            *match = 0;
+            return 0;
+        }
+        copy->next = at;
+        copy->followed = output_count;
+        copy->matched = *match;
+    }
+    *match = (uint32_t)base_min(base_max(copy->matched, ENG_COPY_GRAM), ENG_COPY_MATCH_MAX);
+    return copy->next;
 }
 
 eng_copy_draft eng_copy_propose(eng_copy *copy, uint32_t output_count, int32_t *tokens,
                                 uint32_t max)
 {
-    uint32_t now = copy->prompt_count + output_count, match = 0, other;
+    uint32_t now = copy->prompt_count + output_count, match = 0, predicted = 0;
     eng_copy_draft draft = {0};
     index_known(copy, now - 1);
-    uint32_t from = 0;
-    if (copy->prediction_count > 0 && at_beginning(copy, output_count)) {
-        from = output_count;
-        match = ENG_COPY_GRAM;
+    uint32_t from = now >= ENG_COPY_GRAM ? look_up(copy, false, now, &match) : 0;
+    uint32_t at = predict(copy, output_count, &predicted);
+    if (predicted > 0 && (from == 0 || predicted >= match)) {
         draft.predicted = true;
-    } else if (now < ENG_COPY_GRAM) {
-        return draft;
-    } else {
-        from = look_up(copy, false, now, &match);
-        uint32_t at = copy->prediction_count > 0 ? look_up(copy, true, now, &other) : 0;
-        if (at > 0 && (from == 0 || other >= match)) {
-            from = at;
-            match = other;
-            draft.predicted = true;
-        }
-        if (from == 0)
-            return draft;
-    }
-    draft.match = match;
-    if (draft.predicted) {
-        draft.count = (uint32_t)base_min(max, copy->prediction_count - from);
+        draft.match = predicted;
+        draft.count = (uint32_t)base_min(max, copy->prediction_count - at);
         for (uint32_t i = 0; i < draft.count; i++)
-            tokens[i] = copy->prediction[from + i];
+            tokens[i] = copy->prediction[at + i];
         return draft;
     }
+    if (from == 0)
+        return draft;
+    draft.match = match;
     /* Past the newest token a text that repeats itself goes on with its own draft. */
     draft.count = max;
     for (uint32_t i = 0; i < max; i++)
