@@ -296,22 +296,15 @@ static void calibrate(void)
 
 /* ---- the engine ---- */
 
-#define OUTPUT_MAX 1024
-
-typedef struct run {
-    int32_t tokens[OUTPUT_MAX];
-    uint32_t count;
-    eng_usage usage;
-    bool done;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-} run;
+#define OUTPUT_MAX BENCH_OUTPUT_MAX
 
 static void on_event(void *ctx, const eng_event *event)
 {
-    run *r = event->user;
-    for (uint32_t i = 0; i < event->token_count && r->count < OUTPUT_MAX; i++)
+    bench_run *r = event->user;
+    for (uint32_t i = 0; i < event->token_count && r->count < OUTPUT_MAX; i++) {
+        r->at_ns[r->count] = base_now_ns();
         r->tokens[r->count++] = event->tokens[i];
+    }
     if (event->kind != ENG_EVENT_DONE)
         return;
     pthread_mutex_lock(&r->lock);
@@ -325,38 +318,65 @@ static void on_flush(void *ctx)
 {
 }
 
-static eng_engine *start(int32_t draft_tokens)
+eng_options bench_engine_options(void)
 {
-    eng_options options = {.model = opt.model,
-                           .backend = "auto",
-                           .variant = "auto",
-                           .kv = "nvfp4",
-                           .threads = opt.threads,
-                           .kv_bytes = (uint64_t)1 << 30,
-                           .sequences_max = 4,
-                           .queue_max = 4,
-                           .step_rows_max = 512,
-                           .prefill_chunk = 512,
-                           .draft_tokens = draft_tokens,
-                           .sink = {.event = on_event, .flush = on_flush}};
+    return (eng_options){.model = opt.model,
+                         .backend = "auto",
+                         .variant = "auto",
+                         .kv = "nvfp4",
+                         .threads = opt.threads,
+                         .kv_bytes = (uint64_t)1 << 30,
+                         .sequences_max = 4,
+                         .queue_max = 4,
+                         .step_rows_max = 512,
+                         .prefill_chunk = 512,
+                         .sink = {.event = on_event, .flush = on_flush}};
+}
+
+eng_engine *bench_engine_start(const eng_options *options)
+{
     eng_engine *engine = NULL;
     base_err err = BASE_ERR_INIT;
-    if (eng_create(&engine, &options, &err) != BASE_OK) {
+    if (eng_create(&engine, options, &err) != BASE_OK) {
         fprintf(stderr, "whimbrel-bench: %s\n", err.text);
         exit(2);
     }
     return engine;
 }
 
-static void generate(eng_engine *engine, run *r, const int32_t *tokens, uint32_t count,
-                     uint32_t output, uint64_t space)
+static eng_engine *start(int32_t draft_tokens)
 {
+    eng_options options = bench_engine_options();
+    options.draft_tokens = draft_tokens;
+    return bench_engine_start(&options);
+}
+
+void bench_submit(eng_engine *engine, bench_run *r, eng_request request)
+{
+    base_err err = BASE_ERR_INIT;
     r->count = 0;
     r->done = false;
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->changed, NULL);
+    request.user = r;
+    if (eng_submit(engine, &request, &err) != BASE_OK) {
+        fprintf(stderr, "whimbrel-bench: %s\n", err.text);
+        exit(1);
+    }
+}
+
+void bench_wait(bench_run *r)
+{
+    pthread_mutex_lock(&r->lock);
+    while (!r->done)
+        pthread_cond_wait(&r->changed, &r->lock);
+    pthread_mutex_unlock(&r->lock);
+}
+
+static void generate(eng_engine *engine, bench_run *r, const int32_t *tokens, uint32_t count,
+                     uint32_t output, uint64_t space)
+{
     eng_request request = {.id = space,
-                           .user = r,
                            .tokens = tokens,
                            .token_count = count,
                            .space = space,
@@ -364,15 +384,8 @@ static void generate(eng_engine *engine, run *r, const int32_t *tokens, uint32_t
                            .sampling = ENG_SAMPLING_DEFAULT};
     request.sampling.temperature = 0;
     request.sampling.ignore_eos = true;
-    base_err err = BASE_ERR_INIT;
-    if (eng_submit(engine, &request, &err) != BASE_OK) {
-        fprintf(stderr, "whimbrel-bench: %s\n", err.text);
-        exit(1);
-    }
-    pthread_mutex_lock(&r->lock);
-    while (!r->done)
-        pthread_cond_wait(&r->changed, &r->lock);
-    pthread_mutex_unlock(&r->lock);
+    bench_submit(engine, r, request);
+    bench_wait(r);
 }
 
 /* A natural prompt: drafts on random tokens would say nothing. */
@@ -442,7 +455,7 @@ static void bench_decode(void)
     base_arena *arena = base_arena_create(4096, (size_t)64 << 20);
     samples tok = {0}, draft = {0};
     double accepted = 0, verified = 0, rounds = 0;
-    static run a, b;
+    static bench_run a, b;
     bool equal = true;
     for (uint32_t r = 0; r < ROUNDS + 1; r++) {
         double plain_s = 0, drafted_s = 0;
@@ -494,7 +507,7 @@ static void bench_prefill(void)
     for (uint32_t i = 0; i < count; i++)
         tokens[i] = (int32_t)(base_rand(1, 2, i).v[0] % info->vocab);
     samples s = {0};
-    static run r;
+    static bench_run r;
     for (uint32_t round = 0; round < ROUNDS; round++) {
         generate(engine, &r, tokens, count, 1, 1000 + round);
         s.v[s.n++] = count / ((double)r.usage.prefill_ns / 1e9);
@@ -659,7 +672,8 @@ static int usage(FILE *out)
     fprintf(
         out,
         "usage: whimbrel-bench [--json] [--model DIR] [--threads N] [--peer-json FILE] [NAME…]\n\n"
-        "A name selects by prefix: cal, c.model, e.prefill, p.match, p.insert, p.branch, p.evict, "
+        "A name selects by prefix: cal, c.model, e.prefill, e.spec, e.host, e.mixed, p.match, "
+        "p.insert, p.branch, p.evict, "
         "g.commit, g.req, b.ready. Without names: all.\n"
         "--peer-json FILE: an array of {bench, value, peer_version}; ratios are printed beside "
         "ours.\n"
@@ -711,6 +725,7 @@ int main(int argc, char **argv)
         bench_decode();
     if (bench_wanted("e.prefill"))
         bench_prefill();
+    failed |= !bench_engine();
     failed |= !bench_cache(read_gbs[0]);
     failed |= !bench_store();
     failed |= !bench_restart(opt.model, opt.threads);

@@ -1,9 +1,12 @@
 /* bench: what the parts of whimbrel-bench share. A part measures in rounds, verifies its results
  * and reports; a wrong result prints no time. Thread: main. */
 #pragma once
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "engine/engine.h"
 
 #define BENCH_SAMPLES_MAX 64
 
@@ -33,6 +36,32 @@ bool bench_wanted(const char *name);
  * the compiler from leaving that out. */
 uint64_t bench_read_all(const void *at, size_t bytes);
 
+/* ---- engines ---- */
+
+#define BENCH_OUTPUT_MAX 1024
+
+/* One request on its way; kept by the caller until it is done. */
+typedef struct bench_run {
+    int32_t tokens[BENCH_OUTPUT_MAX];
+    uint64_t at_ns[BENCH_OUTPUT_MAX]; /* when each came */
+    uint32_t count;
+    eng_usage usage;
+    bool done;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+} bench_run;
+
+/* The command line's model and threads, no drafts, events into bench_run. */
+eng_options bench_engine_options(void);
+eng_engine *bench_engine_start(const eng_options *options); /* ends the program if it cannot */
+void bench_submit(eng_engine *engine, bench_run *r, eng_request request); /* likewise */
+void bench_wait(bench_run *r);
+
+/* ---- parts ---- */
+
+/* e.spec, e.host, e.mixed: drafts that pay, the host's share of a step, and prefill beside a
+ * stream. False if drafted tokens differ. */
+bool bench_engine(void);
 /* p.match, p.insert, p.evict, p.branch: the prefix tree beside hash chains and a token trie.
  * `read_gbs`: what one thread reads. False if a result was wrong. */
 bool bench_cache(double read_gbs);

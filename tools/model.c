@@ -21,6 +21,7 @@
 #include "engine/sample.h"
 #include "engine/token.h"
 #include "tools/chat_file.h"
+#include "tools/gguf.h"
 
 #define EXIT_BAD 2
 #define ROWS_MAX 512
@@ -35,6 +36,10 @@ static const char USAGE[] =
     "  random SHAPE DIR [--seed N] [--layers N] [--no-draft]\n"
     "                                          a checkpoint of random weights: tiny, nano, "
     "m3.1-flash\n"
+    "  export-gguf DIR FILE [--exact]          the same weights for llama.cpp (architecture "
+    "minimax-m3): NVFP4 and\n"
+    "                                          BF16 as they are, MXFP8 as Q8_0; --exact: all "
+    "as floats, to compare logits\n"
     "  tokens DIR [TEXT…] [--specials] [--decode] [--json]\n"
     "                                          token ids of TEXT or of standard input; --decode: "
     "ids to text\n"
@@ -64,7 +69,7 @@ typedef struct arguments {
     uint32_t threads, context, max, layers;
     eng_sampling sampling;
     bool seeded;
-    bool full, json, specials, decode, raw, no_draft;
+    bool exact, full, json, specials, decode, raw, no_draft;
     char **rest;
     int rest_count;
 } arguments;
@@ -85,6 +90,7 @@ enum {
     OPT_RAW,
     OPT_JSON,
     OPT_FULL,
+    OPT_EXACT,
     OPT_LAYERS,
     OPT_NO_DRAFT,
     OPT_SPECIALS,
@@ -112,6 +118,7 @@ static const struct option OPTIONS[] = {
     {"raw", no_argument, NULL, OPT_RAW},
     {"json", no_argument, NULL, OPT_JSON},
     {"full", no_argument, NULL, OPT_FULL},
+    {"exact", no_argument, NULL, OPT_EXACT},
     {"layers", required_argument, NULL, OPT_LAYERS},
     {"no-draft", no_argument, NULL, OPT_NO_DRAFT},
     {"specials", no_argument, NULL, OPT_SPECIALS},
@@ -212,6 +219,9 @@ static void parse_arguments(arguments *a, int argc, char **argv)
             break;
         case OPT_JSON:
             a->json = true;
+            break;
+        case OPT_EXACT:
+            a->exact = true;
             break;
         case OPT_FULL:
             a->full = true;
@@ -1134,6 +1144,25 @@ static int run_generate(arguments *a)
     return code == BASE_OK ? 0 : bad_err(&err);
 }
 
+static int run_export(const arguments *a)
+{
+    base_err err = BASE_ERR_INIT;
+    gguf_summary sum;
+    if (a->rest_count != 2)
+        return bad("export-gguf takes a folder and a file");
+    if (gguf_export(a->rest[0], a->rest[1], a->exact, &sum, &err) != BASE_OK)
+        return bad_err(&err);
+    printf("%s: %llu tensors, %llu bytes; values: nvfp4 %llu, q8_0 %llu, bf16 %llu, f32 %llu\n",
+           a->rest[1], (unsigned long long)sum.tensors, (unsigned long long)sum.bytes,
+           (unsigned long long)sum.nvfp4, (unsigned long long)sum.q8_0,
+           (unsigned long long)sum.bf16, (unsigned long long)sum.f32);
+    if (sum.dense_only_layers > 0)
+        printf("the first %u layers attend to everything there: the same up to %u tokens of "
+               "context\n",
+               sum.dense_only_layers, sum.equal_tokens);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     arguments a;
@@ -1153,9 +1182,12 @@ int main(int argc, char **argv)
         return run_verify(&a);
     if (strcmp(command, "random") == 0)
         return run_random(&a);
+    if (strcmp(command, "export-gguf") == 0)
+        return run_export(&a);
     if (strcmp(command, "tokens") == 0)
         return run_tokens(&a);
     if (strcmp(command, "generate") == 0)
         return run_generate(&a);
-    return bad("\"%s\" is none of info, verify, random, tokens, generate; see --help", command);
+    return bad("\"%s\" is none of info, verify, random, export-gguf, tokens, generate; see --help",
+               command);
 }
