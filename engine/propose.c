@@ -121,17 +121,19 @@ static void take_block(eng_engine *engine, eng_sequence *seq, uint32_t i, uint32
            count * sizeof *seq->draft);
 }
 
-/* Each offers its block where that promises more than its copy. */
-static void offer_blocks(eng_engine *engine, uint32_t count, uint32_t context, uint32_t rows_max)
+/* Each offers its block where that promises more than its copy. The pass has been run, but the next
+ * round will pay for one again, so a round is as long as with it. */
+static void offer_blocks(eng_engine *engine, uint32_t count, uint32_t context, double draft_ns,
+                         uint32_t rows_max)
 {
     for (uint32_t i = 0; i < count; i++) {
         eng_sequence *seq = engine->active[engine->order[i]];
         eng_spec_offer block = {0}, *copy = &engine->offers[i];
         offer_block(engine, seq, &block, i);
-        double with_block = eng_spec_choose(&engine->spec, &block, 1, context, 0, rows_max);
+        double with_block = eng_spec_choose(&engine->spec, &block, 1, context, draft_ns, rows_max);
         eng_spec_observe_offer(&engine->spec, &seq->history, &block);
         if (copy->count > 0 &&
-            eng_spec_choose(&engine->spec, copy, 1, context, 0, rows_max) > with_block)
+            eng_spec_choose(&engine->spec, copy, 1, context, draft_ns, rows_max) > with_block)
             continue;
         *copy = block;
         take_block(engine, seq, i, block.count);
@@ -180,8 +182,9 @@ static void propose_adaptive(eng_engine *engine, uint32_t count, uint32_t contex
     if (engine->draft != NULL &&
         eng_spec_worthwhile(spec, engine->histories, count, context, rate)) {
         run_drafter(engine, count, context);
-        offer_blocks(engine, count, context, rows_max);
-        eng_spec_choose(spec, engine->offers, count, context, 0, rows_max);
+        double draft_ns = eng_cost_of(&spec->learned.draft, count, context);
+        offer_blocks(engine, count, context, draft_ns, rows_max);
+        eng_spec_choose(spec, engine->offers, count, context, draft_ns, rows_max);
     }
     for (uint32_t i = 0; i < count; i++) {
         eng_sequence *seq = engine->active[engine->order[i]];
