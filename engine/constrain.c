@@ -51,7 +51,12 @@ static const char *bytes_of(const eng_codec *codec, const eng_tok *tok, int32_t 
         return &call;
     if (id == codec->id[CHAT_CALL_CLOSE])
         return &close;
-    return eng_tok_is_special(tok, id) ? NULL : eng_tok_bytes(tok, id, length);
+    const char *bytes = eng_tok_is_special(tok, id) ? NULL : eng_tok_bytes(tok, id, length);
+    /* A vocabulary of bytes has tokens that would pass for marks. */
+    for (size_t i = 0; bytes != NULL && i < *length; i++)
+        if ((uint8_t)bytes[i] >= ENG_CONSTRAIN_CALL_CLOSE)
+            return NULL;
+    return bytes;
 }
 
 static const char *vocab_bytes(const void *context, int32_t id, size_t *length)

@@ -25,6 +25,10 @@
 
 const eng_grammar_options gr_calls_options = {.any_order = true};
 
+_Static_assert(ENG_CONSTRAIN_CALL_CLOSE == GR_MARK_FIRST, "marks are no text");
+/* The loops of a node that reads any byte but marks. */
+#define ANY_TEXT (GR_CLASS_ALL_TEXT | 1u << GR_CLASS_REST | GR_UNIFORM)
+
 /* ---- tools ---- */
 
 base_code gr_tool_read(gr_tool *tool, eng_text json, base_err *err)
@@ -363,6 +367,7 @@ static uint32_t free_rule(gr_compile *c)
     uint32_t open = gr_fork_add(c, (uint32_t[]){close, end}, 2);
     open = mark(c, ENG_CONSTRAIN_SEPARATOR, gr_literal(c, "<", 1, open));
     gr_fork_set(c, choose, (uint32_t[]){text, open, ret}, 3);
+    c->g->nodes.data[text].loops = ANY_TEXT;
     c->g->rules.data[rule].start = choose;
     return rule;
 }
@@ -373,6 +378,7 @@ uint32_t gr_prose_rule(gr_compile *c)
     uint32_t choose = gr_node_add(c, GR_FORK, 0, 0, 0);
     uint32_t text = gr_bytes_add(c, &(gr_edge){0, ENG_CONSTRAIN_CALL_CLOSE - 1, choose}, 1);
     gr_fork_set(c, choose, (uint32_t[]){text, ret}, 2);
+    c->g->nodes.data[text].loops = ANY_TEXT;
     c->g->rules.data[rule].start = choose;
     return rule;
 }

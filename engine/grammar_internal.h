@@ -35,7 +35,7 @@ typedef enum gr_kind {
 
 typedef struct gr_node {
     uint8_t kind;
-    uint8_t loops; /* GR_BYTES: vocabulary classes whose bytes lead back here */
+    uint8_t loops; /* GR_BYTES: vocabulary classes whose bytes lead back here; GR_UNIFORM */
     uint16_t runs; /* GR_BYTES: 1 + how many characters of each class may follow, 0: no bound */
     uint32_t a, b, c;
 } gr_node;
@@ -146,6 +146,13 @@ uint32_t gr_fork_add(gr_compile *c, const uint32_t *targets, uint32_t count);
 void gr_fork_set(gr_compile *c, uint32_t node, const uint32_t *targets, uint32_t count);
 uint32_t gr_literal(gr_compile *c, const char *bytes, size_t length, uint32_t next);
 uint32_t gr_rule_add(gr_compile *c);
+static inline uint32_t gr_rule_height(const eng_grammar *g, uint32_t rule)
+{
+    return g->rules.data[rule].height;
+}
+/* Least frames of an item at a place that counts for all `matches`. */
+uint32_t gr_place_height(const eng_grammar *g, const gr_array *array, uint32_t place,
+                         uint32_t matches);
 /* Least frames of every rule; drops ways that never end. */
 void gr_heights(gr_compile *c);
 
@@ -214,8 +221,12 @@ enum {
     GR_CLASS_NAME,  /* and _ - . / : */
     GR_CLASS_ASCII, /* printable, without " and \ */
     GR_CLASS_TEXT,  /* whole characters without " \ and controls; the last may be cut */
-    GR_CLASS_REST,
+    GR_CLASS_REST,  /* any bytes but marks */
+    GR_CLASS_MARK,  /* GR_MARK_FIRST and above, which no text holds */
     GR_CLASSES,
 };
+#define GR_MARK_FIRST 0xFD
 #define GR_CLASS_ALL_TEXT ((1u << GR_CLASS_REST) - 1)
-bool gr_class_has(uint32_t class_index, uint8_t byte); /* not for TEXT and REST */
+#define GR_UNIFORM                                                                                 \
+    0x80 /* in gr_node.loops: the state after some characters is known by their count */
+bool gr_class_has(uint32_t class_index, uint8_t byte); /* not for TEXT and above */

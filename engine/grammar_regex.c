@@ -1141,7 +1141,7 @@ static void lower_state(lowering *l, uint32_t state, uint32_t node, bool json)
     }
     if (wide && (loops >> GR_CLASS_ASCII & 1) && ascii[0x7F])
         loops |= 1u << GR_CLASS_TEXT;
-    c->g->nodes.data[node].loops = (uint8_t)loops;
+    c->g->nodes.data[node].loops = (uint8_t)loops | GR_UNIFORM;
 }
 
 /* Longest run that is counted; no token has more characters. */
@@ -1170,6 +1170,8 @@ static void find_runs(lowering *l, const uint32_t *nodes)
     gr_runs *all = gr_alloc(c, dfa->count, sizeof *all);
     uint32_t range_count = dfa->first[dfa->count];
     uint32_t *share = gr_alloc(c, range_count, sizeof *share);
+    bool *uniform = gr_alloc(c, dfa->count, sizeof *uniform);
+    uint8_t *mixed = gr_alloc(c, dfa->count, sizeof *mixed);
     for (uint32_t k = 0; k < GR_CLASS_REST; k++) {
         uint32_t whole = class_share(k, 0, CODE_MAX);
         for (uint32_t i = 0; i < range_count; i++)
@@ -1202,8 +1204,31 @@ static void find_runs(lowering *l, const uint32_t *nodes)
                 least[s] = (uint16_t)low;
             }
         }
-        for (uint32_t s = 0; s < dfa->count; s++)
+        for (uint32_t s = 0; s < dfa->count; s++) {
             all[s].limit[k] = least[s] == most[s] ? least[s] : 0;
+            uniform[s] = all[s].limit[k] > 0;
+        }
+        /* Whether the state after some characters is the same whichever they were. */
+        for (bool changed = true; changed;) {
+            changed = false;
+            gr_work(c, range_count);
+            for (uint32_t s = dfa->count; s-- > 0;) {
+                uint32_t only = NOWHERE;
+                bool is = uniform[s];
+                for (uint32_t i = dfa->first[s]; is && i < dfa->first[s + 1]; i++) {
+                    uint32_t to = dfa->ranges[i].to;
+                    if (share[i] == 0)
+                        continue;
+                    is = (only == NOWHERE || only == to) && (uniform[to] || all[to].limit[k] == 0);
+                    only = to;
+                }
+                changed = changed || is != uniform[s];
+                uniform[s] = is;
+            }
+        }
+        for (uint32_t s = 0; s < dfa->count; s++)
+            if (all[s].limit[k] > 0 && !uniform[s])
+                mixed[s] = 1;
     }
     for (uint32_t s = 0; s < dfa->count; s++) {
         uint8_t loops = 0;
@@ -1213,7 +1238,7 @@ static void find_runs(lowering *l, const uint32_t *nodes)
             continue;
         *gr_push(c, &c->g->runs) = all[s];
         c->g->nodes.data[nodes[s]].runs = (uint16_t)c->g->runs.count;
-        c->g->nodes.data[nodes[s]].loops = loops;
+        c->g->nodes.data[nodes[s]].loops = loops | (mixed[s] ? 0 : GR_UNIFORM);
     }
 }
 
@@ -1298,7 +1323,7 @@ void gr_string_char(gr_compile *c, uint32_t node, uint32_t to, uint32_t quote_to
     edges[n++] = (gr_edge){0x5D, 0x7F, to};
     n += utf8_edges(c, edges + n, 0x80, CODE_MAX, &tails[0], to);
     gr_bytes_set(c, node, edges, n);
-    c->g->nodes.data[node].loops = GR_CLASS_ALL_TEXT;
+    c->g->nodes.data[node].loops = GR_CLASS_ALL_TEXT | GR_UNIFORM;
 }
 
 /* ---- entry points ---- */

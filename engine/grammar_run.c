@@ -1,0 +1,982 @@
+/* The automaton that follows a text, and its masks.
+ *
+ * A configuration is the set of threads (state, frame) that the text so far may be in, closed over
+ * steps that read nothing, so every thread stands before a byte. Frames and configurations are
+ * stored once (hash-consed) in two pools of 32-bit words; their number is their place. A frame's
+ * parent lies before it, so one ascending pass sweeps the pool. */
+#include <stdlib.h>
+
+#include "engine/base/num.h"
+#include "engine/grammar_vocab.h"
+
+/* Threads of one configuration; more are refused. */
+#define THREADS_MAX 8192u
+#define VISITED_SIZE (4u * THREADS_MAX)
+/* Words of each pool, touched only as far as they are used. */
+#define POOL_WORDS (1u << 20)
+#define TABLE_SIZE (1u << 19)
+#define STEPS_SIZE (1u << 16)
+#define MASKS 64u
+/* Threads of one configuration whose loops are followed each by itself. */
+#define LOOPING_MAX 4u
+
+/* ---- frames and configurations ---- */
+
+enum { FRAME_PARENT, FRAME_NEXT, FRAME_COUNT, FRAME_SHAPE, FRAME_WORDS };
+enum { CONFIG_THREADS, CONFIG_ACCEPTS, CONFIG_MASK, CONFIG_PAIRS };
+
+typedef struct pool {
+    uint32_t *words; /* word 0 is not used, so that 0 is no entry */
+    uint32_t used;
+    uint32_t *table; /* open addressing, TABLE_SIZE */
+    uint32_t entries;
+} pool;
+
+typedef struct thread {
+    uint32_t node, frame;
+} thread;
+
+typedef struct step {
+    uint32_t config, to;
+    uint32_t byte; /* 1 + byte, 0 for an empty slot */
+} step;
+
+struct eng_grammar_run {
+    eng_grammar *grammar;
+    const eng_vocab *vocab;
+    pool frames, configs;
+    uint32_t *moved; /* [POOL_WORDS] while sweeping */
+    bool full;       /* a pool or a bound was hit; what was asked for is refused */
+    /* Closing over steps that read nothing. */
+    thread *todo, *done, *other, *looping;
+    uint32_t todo_count, done_count;
+    thread *visited;
+    uint32_t *visited_at;
+    uint32_t visit, visited_count;
+    bool accepts;
+    step *steps;
+    uint32_t *masks; /* [MASKS][words] */
+    uint32_t mask_config[MASKS];
+    uint8_t mask_used[MASKS];
+    uint32_t mask_hand;
+    uint32_t start;
+    eng_grammar_state *states;
+};
+
+static uint32_t mix(uint32_t hash, uint32_t word)
+{
+    hash = (hash ^ word) * 0x9E3779B1u;
+    return hash ^ hash >> 15;
+}
+
+static uint32_t hash_words(const uint32_t *words, uint32_t count, uint32_t hash)
+{
+    for (uint32_t i = 0; i < count; i++)
+        hash = mix(hash, words[i]);
+    return mix(hash, count);
+}
+
+static uint32_t frame_size(const uint32_t *frame)
+{
+    return FRAME_WORDS + 2 * (frame[FRAME_SHAPE] & 0xFFFF);
+}
+
+static uint32_t config_size(const uint32_t *config)
+{
+    return CONFIG_PAIRS + 2 * config[CONFIG_THREADS];
+}
+
+static uint32_t frame_hash(const uint32_t *frame)
+{
+    return hash_words(frame, frame_size(frame), 1);
+}
+
+static uint32_t config_hash(const uint32_t *config)
+{
+    return hash_words(config + CONFIG_PAIRS, 2 * config[CONFIG_THREADS], config[CONFIG_ACCEPTS]);
+}
+
+/* Stores the `size` words that the caller wrote behind the pool's end, or finds them. */
+static uint32_t pool_intern(eng_grammar_run *run, pool *p, uint32_t hash, uint32_t size,
+                            uint32_t skip)
+{
+    const uint32_t *fresh = p->words + p->used;
+    uint32_t slot = hash & (TABLE_SIZE - 1);
+    for (; p->table[slot] != 0; slot = (slot + 1) & (TABLE_SIZE - 1)) {
+        const uint32_t *old = p->words + p->table[slot];
+        /* `skip`: the word of a configuration that is no part of what it is. */
+        bool same = true;
+        for (uint32_t i = 0; same && i < size; i++)
+            same = i == skip || old[i] == fresh[i];
+        if (same)
+            return p->table[slot];
+    }
+    if (p->entries >= TABLE_SIZE - TABLE_SIZE / 4) {
+        run->full = true;
+        return 0;
+    }
+    p->table[slot] = p->used;
+    p->entries++;
+    p->used += size;
+    return p->table[slot];
+}
+
+static bool pool_room(eng_grammar_run *run, const pool *p, uint32_t size)
+{
+    if (size < POOL_WORDS - p->used)
+        return true;
+    run->full = true;
+    return false;
+}
+
+static const uint32_t *frame_at(const eng_grammar_run *run, uint32_t frame)
+{
+    return run->frames.words + frame;
+}
+
+static uint32_t frame_depth(const eng_grammar_run *run, uint32_t frame)
+{
+    return frame == 0 ? 0 : frame_at(run, frame)[FRAME_SHAPE] >> 16;
+}
+
+static uint32_t frame_make(eng_grammar_run *run, uint32_t parent, uint32_t next, uint32_t words)
+{
+    uint32_t size = FRAME_WORDS + 2 * words;
+    if (!pool_room(run, &run->frames, size))
+        return 0;
+    uint32_t *frame = run->frames.words + run->frames.used;
+    memset(frame, 0, size * sizeof *frame);
+    frame[FRAME_PARENT] = parent;
+    frame[FRAME_NEXT] = next;
+    frame[FRAME_SHAPE] = (frame_depth(run, parent) + 1) << 16 | words;
+    return pool_intern(run, &run->frames, frame_hash(frame), size, UINT32_MAX);
+}
+
+/* The frame with one more in its count (kept at `saturate`), and a bit set. */
+static uint32_t frame_with(eng_grammar_run *run, uint32_t old, uint32_t saturate, uint32_t bit)
+{
+    uint32_t size = frame_size(frame_at(run, old));
+    if (!pool_room(run, &run->frames, size))
+        return 0;
+    uint32_t *frame = run->frames.words + run->frames.used;
+    memcpy(frame, frame_at(run, old), size * sizeof *frame);
+    if (frame[FRAME_COUNT] < saturate)
+        frame[FRAME_COUNT]++;
+    if (bit != GR_INFINITE)
+        frame[FRAME_WORDS + bit / 32] |= 1u << bit % 32;
+    return pool_intern(run, &run->frames, frame_hash(frame), size, UINT32_MAX);
+}
+
+/* The frame after an item: one more, and what it counts for. */
+static uint32_t frame_item(eng_grammar_run *run, uint32_t old, const gr_array *array,
+                           const gr_item *item)
+{
+    uint32_t size = frame_size(frame_at(run, old));
+    if (item->matches == 0)
+        return frame_with(run, old, array->saturate, item->value);
+    if (!pool_room(run, &run->frames, size))
+        return 0;
+    uint32_t *frame = run->frames.words + run->frames.used;
+    memcpy(frame, frame_at(run, old), size * sizeof *frame);
+    if (frame[FRAME_COUNT] < array->saturate)
+        frame[FRAME_COUNT]++;
+    for (uint32_t w = 0; w < array->want_count; w++) {
+        uint32_t keep = array->want[w].max == GR_INFINITE ? array->want[w].min : array->want[w].max;
+        if ((item->matches >> w & 1) && frame[FRAME_WORDS + w] < keep)
+            frame[FRAME_WORDS + w]++;
+    }
+    return pool_intern(run, &run->frames, frame_hash(frame), size, UINT32_MAX);
+}
+
+/* ---- guards ---- */
+
+static uint64_t seen_word(const uint32_t *frame, uint32_t word)
+{
+    return frame[FRAME_WORDS + 2 * word] | (uint64_t)frame[FRAME_WORDS + 2 * word + 1] << 32;
+}
+
+static bool seen(const uint32_t *frame, uint32_t bit)
+{
+    return frame[FRAME_WORDS + bit / 32] >> bit % 32 & 1;
+}
+
+/* Required members still missing, with index below `below`. */
+static uint32_t missing(const eng_grammar *g, const gr_object *object, const uint32_t *frame,
+                        uint32_t below)
+{
+    uint32_t n = 0;
+    for (uint32_t w = 0; w < object->words && w * 64 < below; w++) {
+        uint64_t lack = g->bits.data[object->required + w] & ~seen_word(frame, w);
+        if (below - w * 64 < 64)
+            lack &= ((uint64_t)1 << (below - w * 64)) - 1;
+        n += (uint32_t)__builtin_popcountll(lack);
+    }
+    return n;
+}
+
+static bool member_usable(const eng_grammar *g, const gr_object *object, uint32_t member)
+{
+    return gr_rule_height(g, g->lists.data[object->rules + member]) != GR_INFINITE;
+}
+
+static bool member_allowed(const eng_grammar *g, const gr_object *object, const uint32_t *frame,
+                           uint32_t member)
+{
+    if (seen(frame, member) || !member_usable(g, object, member))
+        return false;
+    if (object->ordered) {
+        /* Nothing at or behind it, nothing required left out before it. */
+        for (uint32_t w = member / 64; w < object->words; w++) {
+            uint64_t set = seen_word(frame, w);
+            if (w == member / 64)
+                set &= ~(((uint64_t)1 << member % 64) - 1);
+            if (set != 0)
+                return false;
+        }
+        if (missing(g, object, frame, member) > 0)
+            return false;
+    }
+    if (!object->counted)
+        return true;
+    bool required = g->bits.data[object->required + member / 64] >> member % 64 & 1;
+    uint32_t lack = missing(g, object, frame, object->members) - required;
+    if (object->max != GR_INFINITE && frame[FRAME_COUNT] + 1 + lack > object->max)
+        return false;
+    if (object->ordered && !object->extras) {
+        uint32_t left = 0;
+        for (uint32_t i = member + 1; i < object->members; i++)
+            left += member_usable(g, object, i);
+        if (frame[FRAME_COUNT] + 1 + left < object->min)
+            return false;
+    }
+    return true;
+}
+
+static bool extra_allowed(const eng_grammar *g, const gr_object *object, const uint32_t *frame)
+{
+    if (!object->extras)
+        return false;
+    uint32_t lack = missing(g, object, frame, object->members);
+    if (object->ordered && lack > 0)
+        return false;
+    return object->max == GR_INFINITE || frame[FRAME_COUNT] + 1 + lack <= object->max;
+}
+
+static bool more_members(const eng_grammar *g, const gr_object *object, const uint32_t *frame)
+{
+    if (extra_allowed(g, object, frame))
+        return true;
+    for (uint32_t i = 0; i < object->members; i++)
+        if (member_allowed(g, object, frame, i))
+            return true;
+    return false;
+}
+
+/* How many more items must count for want `w`, once an item has that counts for `matches`. */
+static uint32_t want_left(const gr_array *array, const uint32_t *frame, uint32_t w,
+                          uint32_t matches)
+{
+    uint32_t count = frame[FRAME_WORDS + w] + (matches >> w & 1);
+    return count < array->want[w].min ? array->want[w].min - count : 0;
+}
+
+/* Whether what is still wanted finds room behind the item that comes next. */
+static bool wants_fit(const eng_grammar *g, const gr_array *array, const gr_item *item,
+                      const uint32_t *frame)
+{
+    uint32_t count = frame[FRAME_COUNT], most = 0, sum = 0;
+    for (uint32_t w = 0; w < array->want_count; w++) {
+        uint32_t left = want_left(array, frame, w, item->matches), places = 0;
+        if ((item->matches >> w & 1) && frame[FRAME_WORDS + w] >= array->want[w].max)
+            return false;
+        most = left > most ? left : most;
+        sum += left;
+        /* Past the prefix there is no end of places but max. */
+        if (left == 0 || gr_place_height(g, array, array->prefix, 1u << w) != GR_INFINITE)
+            continue;
+        for (uint32_t i = count + 1; i < array->prefix && i < array->max; i++)
+            places += gr_place_height(g, array, i, 1u << w) != GR_INFINITE;
+        if (places < left)
+            return false;
+    }
+    if (array->max == GR_INFINITE || most == 0)
+        return true;
+    bool shared =
+        gr_place_height(g, array, array->prefix, (1u << array->want_count) - 1) != GR_INFINITE;
+    return count + 1 + (shared ? most : sum) <= array->max;
+}
+
+static bool item_allowed(const eng_grammar *g, const gr_array *array, const gr_item *item,
+                         const uint32_t *frame)
+{
+    uint32_t count = frame[FRAME_COUNT];
+    if (item->index != GR_INFINITE ? count != item->index : count < array->prefix)
+        return false;
+    if (item->value != GR_INFINITE && seen(frame, item->value))
+        return false;
+    if (array->max != GR_INFINITE && count >= array->max)
+        return false;
+    return array->want_count == 0 || wants_fit(g, array, item, frame);
+}
+
+static bool more_items(const eng_grammar *g, const gr_array *array, const uint32_t *frame)
+{
+    for (uint32_t i = 0; i < array->item_count; i++) {
+        const gr_item *item = &g->items.data[array->items + i];
+        if (item_allowed(g, array, item, frame) && gr_rule_height(g, item->rule) != GR_INFINITE)
+            return true;
+    }
+    return false;
+}
+
+static bool wants_met(const gr_array *array, const uint32_t *frame)
+{
+    for (uint32_t w = 0; w < array->want_count; w++)
+        if (want_left(array, frame, w, 0) > 0)
+            return false;
+    return true;
+}
+
+/* ---- closing ---- */
+
+static void visit(eng_grammar_run *run, uint32_t node, uint32_t frame)
+{
+    if (node == GR_NONE || run->grammar->nodes.data[node].kind == GR_DEAD)
+        return;
+    uint32_t slot = mix(mix(7, node), frame) & (VISITED_SIZE - 1);
+    for (; run->visited_at[slot] == run->visit; slot = (slot + 1) & (VISITED_SIZE - 1))
+        if (run->visited[slot].node == node && run->visited[slot].frame == frame)
+            return;
+    if (run->visited_count >= VISITED_SIZE / 2) {
+        run->full = true;
+        return;
+    }
+    run->visited_count++;
+    run->visited_at[slot] = run->visit;
+    run->visited[slot] = (thread){node, frame};
+    run->todo[run->todo_count++] = (thread){node, frame};
+}
+
+static void closing_begin(eng_grammar_run *run)
+{
+    run->visit++;
+    if (run->visit == 0) {
+        memset(run->visited_at, 0, VISITED_SIZE * sizeof *run->visited_at);
+        run->visit = 1;
+    }
+    run->visited_count = run->todo_count = run->done_count = 0;
+    run->accepts = false;
+}
+
+static void call(eng_grammar_run *run, const gr_node *node, uint32_t frame)
+{
+    const eng_grammar *g = run->grammar;
+    const gr_rule *rule = &g->rules.data[node->a];
+    uint32_t parent = frame, next = node->b;
+    /* A call that is the last thing a rule does needs that rule's frame no more, so a list written
+     * as a rule that ends in itself stays flat. */
+    if (g->nodes.data[next].kind == GR_RETURN) {
+        parent = frame_at(run, frame)[FRAME_PARENT];
+        next = frame_at(run, frame)[FRAME_NEXT];
+    }
+    if (rule->height > g->depth_max || frame_depth(run, parent) + rule->height > g->depth_max)
+        return;
+    uint32_t made = frame_make(run, parent, next, rule->words);
+    if (made != 0)
+        visit(run, rule->start, made);
+}
+
+static void close_one(eng_grammar_run *run, thread t)
+{
+    const eng_grammar *g = run->grammar;
+    const gr_node *node = &g->nodes.data[t.node];
+    const uint32_t *frame = frame_at(run, t.frame);
+    uint32_t to = t.frame;
+    switch ((gr_kind)node->kind) {
+    case GR_DEAD:
+        return;
+    case GR_BYTES:
+        if (run->done_count < THREADS_MAX)
+            run->done[run->done_count++] = t;
+        else
+            run->full = true;
+        return;
+    case GR_FORK:
+        for (uint32_t i = 0; i < node->b; i++)
+            visit(run, g->lists.data[node->a + i], t.frame);
+        return;
+    case GR_CALL:
+        call(run, node, t.frame);
+        return;
+    case GR_RETURN:
+        visit(run, frame[FRAME_NEXT], frame[FRAME_PARENT]);
+        return;
+    case GR_ACCEPT:
+        run->accepts = true;
+        return;
+    case GR_KEY: {
+        const gr_object *object = &g->objects.data[node->a];
+        if (!member_allowed(g, object, frame, node->b))
+            return;
+        to = frame_with(run, t.frame, object->counted ? GR_INFINITE : 0, node->b);
+        break;
+    }
+    case GR_EXTRA: {
+        const gr_object *object = &g->objects.data[node->a];
+        if (!extra_allowed(g, object, frame))
+            return;
+        /* Past both bounds nobody asks how many there were. */
+        uint32_t saturate = !object->counted             ? 0
+                            : object->max != GR_INFINITE ? GR_INFINITE
+                                                         : object->min;
+        to = frame_with(run, t.frame, saturate, object->ordered ? object->members : GR_INFINITE);
+        break;
+    }
+    case GR_MORE:
+        if (!more_members(g, &g->objects.data[node->a], frame))
+            return;
+        break;
+    case GR_OBJECT_END: {
+        const gr_object *object = &g->objects.data[node->a];
+        if (missing(g, object, frame, object->members) > 0 ||
+            (object->counted && frame[FRAME_COUNT] < object->min))
+            return;
+        break;
+    }
+    case GR_ITEM: {
+        const gr_array *array = &g->arrays.data[node->a];
+        const gr_item *item = &g->items.data[node->b];
+        if (!item_allowed(g, array, item, frame))
+            return;
+        to = frame_item(run, t.frame, array, item);
+        break;
+    }
+    case GR_MORE_ITEMS:
+        if (!more_items(g, &g->arrays.data[node->a], frame))
+            return;
+        break;
+    case GR_ARRAY_END: {
+        const gr_array *array = &g->arrays.data[node->a];
+        if (frame[FRAME_COUNT] < array->min || !wants_met(array, frame))
+            return;
+        break;
+    }
+    case GR_CHAR: {
+        const gr_length *length = &g->lengths.data[node->a];
+        if (frame[FRAME_COUNT] >= length->max)
+            return;
+        to = frame_with(run, t.frame, length->max == GR_INFINITE ? length->min : length->max,
+                        GR_INFINITE);
+        break;
+    }
+    case GR_STRING_END:
+        if (frame[FRAME_COUNT] < g->lengths.data[node->a].min)
+            return;
+        break;
+    }
+    if (to != 0)
+        visit(run, node->c, to);
+}
+
+static int by_node(const void *pa, const void *pb)
+{
+    const thread *a = pa, *b = pb;
+    if (a->node != b->node)
+        return a->node < b->node ? -1 : 1;
+    return a->frame < b->frame ? -1 : a->frame > b->frame;
+}
+
+/* The configuration of the threads in `done`; 0 if there is nothing, or no room. */
+static uint32_t config_store(eng_grammar_run *run)
+{
+    uint32_t n = run->done_count, size = CONFIG_PAIRS + 2 * n;
+    if (run->full || (n == 0 && !run->accepts) || !pool_room(run, &run->configs, size))
+        return 0;
+    if (n > 32) {
+        qsort(run->done, n, sizeof *run->done, by_node);
+    } else {
+        for (uint32_t i = 1; i < n; i++)
+            for (uint32_t j = i; j > 0 && by_node(&run->done[j - 1], &run->done[j]) > 0; j--) {
+                thread t = run->done[j];
+                run->done[j] = run->done[j - 1];
+                run->done[j - 1] = t;
+            }
+    }
+    uint32_t *config = run->configs.words + run->configs.used;
+    config[CONFIG_THREADS] = n;
+    config[CONFIG_ACCEPTS] = run->accepts;
+    config[CONFIG_MASK] = 0;
+    memcpy(config + CONFIG_PAIRS, run->done, n * sizeof *run->done);
+    return pool_intern(run, &run->configs, config_hash(config), size, CONFIG_MASK);
+}
+
+/* The configuration of some of the `whole` threads of `config`. */
+static uint32_t config_of(eng_grammar_run *run, const thread *threads, uint32_t count,
+                          uint32_t whole, uint32_t config)
+{
+    if (count == whole)
+        return config;
+    memcpy(run->done, threads, count * sizeof *threads);
+    run->done_count = count;
+    run->accepts = false;
+    return config_store(run);
+}
+
+static uint32_t closing_end(eng_grammar_run *run)
+{
+    while (run->todo_count > 0 && !run->full)
+        close_one(run, run->todo[--run->todo_count]);
+    return config_store(run);
+}
+
+static uint32_t step_bytes(eng_grammar_run *run, uint32_t config, uint8_t byte)
+{
+    const eng_grammar *g = run->grammar;
+    step *cached = &run->steps[mix(mix(3, config), byte) & (STEPS_SIZE - 1)];
+    if (cached->config == config && cached->byte == byte + 1u)
+        return cached->to;
+    closing_begin(run);
+    uint32_t count = run->configs.words[config + CONFIG_THREADS];
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t *pair = run->configs.words + config + CONFIG_PAIRS + 2 * i;
+        const gr_node *node = &g->nodes.data[pair[0]];
+        const gr_edge *edge = &g->edges.data[node->a];
+        for (uint32_t k = 0; k < node->b; k++)
+            if (byte >= edge[k].lo && byte <= edge[k].hi)
+                visit(run, edge[k].to, pair[1]);
+    }
+    uint32_t to = closing_end(run);
+    if (!run->full)
+        *cached = (step){config, to, byte + 1u};
+    return to;
+}
+
+/* ---- sweeping ---- */
+
+static void pool_rehash(pool *p, uint32_t (*hash)(const uint32_t *),
+                        uint32_t (*size)(const uint32_t *))
+{
+    memset(p->table, 0, TABLE_SIZE * sizeof *p->table);
+    p->entries = 0;
+    for (uint32_t at = 1; at < p->used; at += size(p->words + at)) {
+        uint32_t slot = hash(p->words + at) & (TABLE_SIZE - 1);
+        while (p->table[slot] != 0)
+            slot = (slot + 1) & (TABLE_SIZE - 1);
+        p->table[slot] = at;
+        p->entries++;
+    }
+}
+
+static void steps_forget(eng_grammar_run *run)
+{
+    memset(run->steps, 0, STEPS_SIZE * sizeof *run->steps);
+    memset(run->mask_config, 0, sizeof run->mask_config);
+    memset(run->mask_used, 0, sizeof run->mask_used);
+}
+
+/* Keeps what the live states and the start reach. `moved` first marks, then maps. */
+static void sweep(eng_grammar_run *run)
+{
+    pool *frames = &run->frames, *configs = &run->configs;
+    uint32_t *moved = run->moved;
+    memset(moved, 0, configs->used * sizeof *moved);
+    moved[run->start] = 1;
+    for (const eng_grammar_state *s = run->states; s != NULL; s = s->next)
+        moved[s->config] = 1;
+    uint32_t end = 1;
+    for (uint32_t at = 1, size; at < configs->used; at += size) {
+        size = config_size(configs->words + at);
+        if (moved[at] == 0)
+            continue;
+        memmove(configs->words + end, configs->words + at, size * sizeof *moved);
+        configs->words[end + CONFIG_MASK] = 0;
+        moved[at] = end;
+        end += size;
+    }
+    configs->used = end;
+    run->start = moved[run->start];
+    for (eng_grammar_state *s = run->states; s != NULL; s = s->next)
+        s->config = s->config == 0 ? 0 : moved[s->config];
+
+    memset(moved, 0, frames->used * sizeof *moved);
+    for (uint32_t at = 1; at < configs->used; at += config_size(configs->words + at))
+        for (uint32_t i = 0; i < configs->words[at + CONFIG_THREADS]; i++)
+            for (uint32_t f = configs->words[at + CONFIG_PAIRS + 2 * i + 1];
+                 f != 0 && moved[f] == 0; f = frames->words[f + FRAME_PARENT])
+                moved[f] = 1;
+    end = 1;
+    for (uint32_t at = 1, size; at < frames->used; at += size) {
+        size = frame_size(frames->words + at);
+        if (moved[at] == 0)
+            continue;
+        memmove(frames->words + end, frames->words + at, size * sizeof *moved);
+        uint32_t *parent = &frames->words[end + FRAME_PARENT];
+        *parent = *parent == 0 ? 0 : moved[*parent];
+        moved[at] = end;
+        end += size;
+    }
+    frames->used = end;
+    for (uint32_t at = 1; at < configs->used; at += config_size(configs->words + at))
+        for (uint32_t i = 0; i < configs->words[at + CONFIG_THREADS]; i++) {
+            uint32_t *frame = &configs->words[at + CONFIG_PAIRS + 2 * i + 1];
+            *frame = *frame == 0 ? 0 : moved[*frame];
+        }
+    pool_rehash(frames, frame_hash, frame_size);
+    pool_rehash(configs, config_hash, config_size);
+    steps_forget(run);
+}
+
+static void make_room(eng_grammar_run *run)
+{
+    run->full = false;
+    if (run->frames.used > POOL_WORDS / 2 || run->configs.used > POOL_WORDS / 2 ||
+        run->frames.entries > TABLE_SIZE / 2 || run->configs.entries > TABLE_SIZE / 2)
+        sweep(run);
+}
+
+/* ---- runs and states ---- */
+
+static bool pool_init(pool *p)
+{
+    p->words = calloc(POOL_WORDS, sizeof *p->words);
+    p->table = calloc(TABLE_SIZE, sizeof *p->table);
+    p->used = 1;
+    return p->words != NULL && p->table != NULL;
+}
+
+base_code eng_grammar_run_create(eng_grammar_run **out, eng_grammar *grammar,
+                                 const eng_vocab *vocab, base_err *err)
+{
+    *out = NULL;
+    eng_grammar_run *run = calloc(1, sizeof *run);
+    if (run == NULL)
+        return base_fail(err, BASE_NOMEM, "no memory for a grammar's run");
+    run->grammar = eng_grammar_ref(grammar);
+    run->vocab = vocab;
+    bool whole = pool_init(&run->frames);
+    whole = pool_init(&run->configs) && whole;
+    run->moved = calloc(POOL_WORDS, sizeof *run->moved);
+    run->todo = calloc(VISITED_SIZE, sizeof *run->todo);
+    run->done = calloc(3 * (size_t)THREADS_MAX, sizeof *run->done);
+    run->visited = calloc(VISITED_SIZE, sizeof *run->visited);
+    run->visited_at = calloc(VISITED_SIZE, sizeof *run->visited_at);
+    run->steps = calloc(STEPS_SIZE, sizeof *run->steps);
+    if (vocab != NULL)
+        run->masks = calloc((size_t)MASKS * vocab->words + 1, sizeof *run->masks);
+    if (!whole || run->moved == NULL || run->todo == NULL || run->done == NULL ||
+        run->visited == NULL || run->visited_at == NULL || run->steps == NULL ||
+        (vocab != NULL && run->masks == NULL)) {
+        eng_grammar_run_destroy(run);
+        return base_fail(err, BASE_NOMEM, "no memory for a grammar's run");
+    }
+    run->other = run->done + THREADS_MAX;
+    run->looping = run->other + THREADS_MAX;
+    closing_begin(run);
+    const gr_rule *root = &grammar->rules.data[grammar->root];
+    visit(run, root->start, frame_make(run, 0, 1, root->words));
+    run->start = closing_end(run);
+    if (run->start == 0) {
+        eng_grammar_run_destroy(run);
+        return base_fail(err, BASE_TOO_LONG, "the grammar has more than %u ways to begin",
+                         THREADS_MAX);
+    }
+    *out = run;
+    return BASE_OK;
+}
+
+void eng_grammar_run_destroy(eng_grammar_run *run)
+{
+    if (run == NULL)
+        return;
+    DCHECK(run->states == NULL);
+    eng_grammar_unref(run->grammar);
+    free(run->frames.words);
+    free(run->frames.table);
+    free(run->configs.words);
+    free(run->configs.table);
+    free(run->moved);
+    free(run->todo);
+    free(run->done);
+    free(run->visited);
+    free(run->visited_at);
+    free(run->steps);
+    free(run->masks);
+    free(run);
+}
+
+static void state_link(eng_grammar_state *state, eng_grammar_run *run, uint32_t config)
+{
+    *state = (eng_grammar_state){run, config, run->states, &run->states};
+    if (run->states != NULL)
+        run->states->link = &state->next;
+    run->states = state;
+}
+
+void eng_grammar_start(eng_grammar_state *state, eng_grammar_run *run)
+{
+    state_link(state, run, run->start);
+}
+
+void eng_grammar_clone(eng_grammar_state *out, const eng_grammar_state *state)
+{
+    state_link(out, state->run, state->config);
+}
+
+void eng_grammar_end(eng_grammar_state *state)
+{
+    if (state->run == NULL)
+        return;
+    *state->link = state->next;
+    if (state->next != NULL)
+        state->next->link = state->link;
+    *state = (eng_grammar_state){0};
+}
+
+bool eng_grammar_advance(eng_grammar_state *state, const char *bytes, size_t length)
+{
+    eng_grammar_run *run = state->run;
+    uint32_t before = state->config;
+    /* The state's own place is swept along; the one to go back to is kept by a second state. */
+    eng_grammar_state back;
+    eng_grammar_clone(&back, state);
+    for (size_t i = 0; i < length && state->config != 0; i++) {
+        make_room(run);
+        state->config = step_bytes(run, state->config, (uint8_t)bytes[i]);
+    }
+    bool done = state->config != 0 && before != 0;
+    if (!done)
+        state->config = back.config;
+    eng_grammar_end(&back);
+    return done;
+}
+
+bool eng_grammar_accepts(const eng_grammar_state *state)
+{
+    return state->config != 0 && state->run->configs.words[state->config + CONFIG_ACCEPTS];
+}
+
+/* The only byte that may follow, -1 if there are several or none. */
+static int only_byte(const eng_grammar_run *run, uint32_t config)
+{
+    const eng_grammar *g = run->grammar;
+    const uint32_t *words = run->configs.words + config;
+    int only = -1;
+    if (words[CONFIG_ACCEPTS])
+        return -1;
+    for (uint32_t i = 0; i < words[CONFIG_THREADS]; i++) {
+        const gr_node *node = &g->nodes.data[words[CONFIG_PAIRS + 2 * i]];
+        for (uint32_t k = 0; k < node->b; k++) {
+            const gr_edge *edge = &g->edges.data[node->a + k];
+            if (edge->to == GR_NONE)
+                continue;
+            if (edge->lo != edge->hi || (only >= 0 && only != edge->lo))
+                return -1;
+            only = edge->lo;
+        }
+    }
+    return only;
+}
+
+size_t eng_grammar_forced(eng_grammar_state *state, char *out, size_t max)
+{
+    eng_grammar_run *run = state->run;
+    size_t n = 0;
+    make_room(run);
+    uint32_t config = state->config;
+    for (int byte; n < max && config != 0 && (byte = only_byte(run, config)) >= 0;) {
+        config = step_bytes(run, config, (uint8_t)byte);
+        if (config == 0)
+            break;
+        out[n++] = (char)byte;
+    }
+    return n;
+}
+
+/* ---- masks ---- */
+
+static void set_bits(uint32_t *mask, const int32_t *same, int32_t id)
+{
+    for (; id >= 0; id = same[id])
+        mask[id / 32] |= 1u << id % 32;
+}
+
+static void mask_or(uint32_t *mask, const uint32_t *other, uint32_t words)
+{
+    for (uint32_t i = 0; i < words; i++)
+        mask[i] |= other[i];
+}
+
+/* The tokens of a class with at most `limit` characters. */
+static void mask_class(uint32_t *mask, const gr_token_class *class, uint32_t words, uint32_t limit)
+{
+    uint32_t most = class->count == 0 ? 0 : class->chars[class->count - 1];
+    if (limit >= most) {
+        mask_or(mask, class->mask, words);
+        return;
+    }
+    uint32_t summed = limit < GR_SUMMED ? limit : GR_SUMMED;
+    mask_or(mask, class->upto[summed - 1], words);
+    for (uint32_t i = class->upto_count[summed - 1]; i < class->count && class->chars[i] <= limit;
+         i++)
+        mask[class->ids[i] / 32] |= 1u << class->ids[i] % 32;
+}
+
+static void mask_walk(eng_grammar_run *run, uint32_t *mask, const gr_trie *trie,
+                      const int32_t *same, uint32_t config)
+{
+    uint32_t path[GR_TOKEN_BYTES_MAX + 1];
+    path[0] = config;
+    for (uint32_t i = 0; i < trie->count;) {
+        const gr_trie_node *node = &trie->nodes[i];
+        uint32_t to = step_bytes(run, path[node->depth], node->byte);
+        if (to == 0) {
+            run->full = false;
+            i = node->end;
+            continue;
+        }
+        path[node->depth + 1] = to;
+        set_bits(mask, same, node->token);
+        i++;
+    }
+}
+
+/* Characters that a thread can read of a class and that lead nowhere else, whichever they are: 0 if
+ * it walks the trie instead. */
+static uint32_t loop_limit(const eng_grammar_run *run, thread t, uint32_t class_index)
+{
+    const eng_grammar *g = run->grammar;
+    const gr_node *node = &g->nodes.data[t.node];
+    uint32_t left = GR_INFINITE;
+    if (!(node->loops >> class_index & 1))
+        return 0;
+    if (node->c != 0 && g->lengths.data[node->c - 1].max != GR_INFINITE)
+        left = g->lengths.data[node->c - 1].max + 1 - frame_at(run, t.frame)[FRAME_COUNT];
+    if (node->runs != 0)
+        left = g->runs.data[node->runs - 1].limit[class_index];
+    return left;
+}
+
+/* Tokens that begin with characters on which a thread stays where it is, or gets to a state that
+ * only their number decides: their other bytes are followed once for each number, and for all
+ * numbers at once as soon as one more changes nothing. */
+static void mask_tails(eng_grammar_run *run, uint32_t *mask, uint32_t class_index, thread t,
+                       uint32_t limit)
+{
+    const gr_token_rest *rest = &run->vocab->rests[class_index];
+    const gr_node *node = &run->grammar->nodes.data[t.node];
+    bool fixed = false;
+    if (node->c != 0) {
+        const gr_length *guard = &run->grammar->lengths.data[node->c - 1];
+        uint32_t count = frame_at(run, t.frame)[FRAME_COUNT];
+        fixed = count >= guard->min && guard->max - count >= run->vocab->chars_max;
+    }
+    run->done[0] = t;
+    run->done_count = 1;
+    run->accepts = false;
+    const uint8_t any = class_index == GR_CLASS_DIGIT ? '0' : 'a';
+    uint32_t config = config_store(run);
+    config = config == 0 ? 0 : step_bytes(run, config, any);
+    if (config != 0 && (fixed || step_bytes(run, config, any) == config)) {
+        mask_walk(run, mask, &rest->tails, run->vocab->same[GR_SAME_TAIL], config);
+        return;
+    }
+    for (uint32_t n = 1; n <= rest->chars_max && n <= limit && config != 0; n++) {
+        mask_walk(run, mask, &rest->tails_of[n - 1], run->vocab->same[GR_SAME_COUNTED], config);
+        config = step_bytes(run, config, any);
+    }
+}
+
+/* A mask is made class by class (grammar_vocab.h): where a thread reads every byte of a class and
+ * stays where it is, as inside a string, all tokens of the class are allowed at once; the others
+ * walk the class's trie. */
+static void mask_make(eng_grammar_run *run, uint32_t *mask, uint32_t config)
+{
+    const eng_vocab *vocab = run->vocab;
+    const int32_t *same = vocab->same[GR_SAME_TOKEN];
+    uint32_t count = run->configs.words[config + CONFIG_THREADS];
+    memset(mask, 0, vocab->words * sizeof *mask);
+    for (uint32_t k = 0; k <= GR_CLASS_MARK; k++) {
+        /* The threads are copied for each class: storing a configuration sorts them in place. */
+        const bool text = k < GR_CLASS_REST;
+        const gr_trie *trie = &vocab->classes[k].trie;
+        const gr_trie *rest_trie = text ? &vocab->rests[k].trie : NULL;
+        uint32_t limit = 0, others = 0, loops = 0;
+        run->full = false; /* what found no room is refused alone */
+        if (trie->count == 0 && (rest_trie == NULL || rest_trie->count == 0))
+            continue;
+        for (uint32_t i = 0; i < count; i++) {
+            const uint32_t *pair = run->configs.words + config + CONFIG_PAIRS + 2 * i;
+            uint32_t left = k < GR_CLASS_MARK ? loop_limit(run, (thread){pair[0], pair[1]}, k) : 0;
+            limit = left > limit ? left : limit;
+            if (left == 0)
+                run->other[others++] = (thread){pair[0], pair[1]};
+            else if (text)
+                run->looping[loops++] = (thread){pair[0], pair[1]};
+        }
+        if (limit > 0)
+            mask_class(mask, &vocab->classes[k], vocab->words, limit);
+        uint32_t config_rest = config_of(run, run->other, others, count, config);
+        if (config_rest != 0)
+            mask_walk(run, mask, trie, same, config_rest);
+        if (rest_trie == NULL || rest_trie->count == 0)
+            continue;
+        for (uint32_t i = 0; i < loops; i++) {
+            const gr_node *node = &run->grammar->nodes.data[run->looping[i].node];
+            if (loops <= LOOPING_MAX && (node->loops & GR_UNIFORM))
+                mask_tails(run, mask, k, run->looping[i], loop_limit(run, run->looping[i], k));
+            else
+                run->other[others++] = run->looping[i];
+        }
+        config_rest = config_of(run, run->other, others, count, config);
+        if (config_rest != 0)
+            mask_walk(run, mask, rest_trie, same, config_rest);
+    }
+}
+
+static uint32_t mask_slot(eng_grammar_run *run, uint32_t config)
+{
+    for (; run->mask_used[run->mask_hand]; run->mask_hand = (run->mask_hand + 1) % MASKS)
+        run->mask_used[run->mask_hand] = 0;
+    uint32_t slot = run->mask_hand;
+    run->mask_hand = (run->mask_hand + 1) % MASKS;
+    if (run->mask_config[slot] != 0)
+        run->configs.words[run->mask_config[slot] + CONFIG_MASK] = 0;
+    run->mask_config[slot] = config;
+    run->configs.words[config + CONFIG_MASK] = slot + 1;
+    return slot;
+}
+
+const uint32_t *eng_grammar_mask(eng_grammar_state *state, const int32_t *end_tokens,
+                                 uint32_t end_token_count)
+{
+    eng_grammar_run *run = state->run;
+    CHECK(run->vocab != NULL);
+    make_room(run);
+    uint32_t config = state->config, slot;
+    bool fresh = config == 0 || run->configs.words[config + CONFIG_MASK] == 0;
+    if (config == 0)
+        slot = run->mask_hand;
+    else if (fresh)
+        slot = mask_slot(run, config);
+    else
+        slot = run->configs.words[config + CONFIG_MASK] - 1;
+    uint32_t *mask = run->masks + (size_t)slot * run->vocab->words;
+    if (config == 0) {
+        if (run->mask_config[slot] != 0)
+            run->configs.words[run->mask_config[slot] + CONFIG_MASK] = 0;
+        run->mask_config[slot] = 0;
+        memset(mask, 0, run->vocab->words * sizeof *mask);
+    } else if (fresh) {
+        mask_make(run, mask, config);
+    }
+    run->mask_used[slot] = 1;
+    for (uint32_t i = 0; i < end_token_count; i++) {
+        uint32_t id = (uint32_t)end_tokens[i];
+        if (id >= run->vocab->count)
+            continue;
+        mask[id / 32] &= ~(1u << id % 32);
+        if (eng_grammar_accepts(state))
+            mask[id / 32] |= 1u << id % 32;
+    }
+    return mask;
+}
