@@ -96,7 +96,8 @@ static object *object_copy(schema *s, const object *o)
     object *copy = gr_alloc(s->c, 1, sizeof *copy);
     *copy = *o;
     copy->members = gr_alloc(s->c, o->count, sizeof *copy->members);
-    memcpy(copy->members, o->members, o->count * sizeof *copy->members);
+    if (o->count > 0)
+        memcpy(copy->members, o->members, o->count * sizeof *copy->members);
     return copy;
 }
 

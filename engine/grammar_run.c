@@ -15,7 +15,8 @@
 /* Words of each pool, touched only as far as they are used. */
 #define POOL_WORDS (1u << 20)
 #define TABLE_SIZE (1u << 19)
-#define STEPS_SIZE (1u << 16)
+#define TABLE_SIZE_FIRST (1u << 14) /* it doubles, so that a short text touches little memory */
+#define STEPS_SIZE (1u << 15)
 #define MASKS 64u
 /* Threads of one configuration whose loops are followed each by itself. */
 #define LOOPING_MAX 4u
@@ -28,8 +29,9 @@ enum { CONFIG_THREADS, CONFIG_ACCEPTS, CONFIG_MASK, CONFIG_PAIRS };
 typedef struct pool {
     uint32_t *words; /* word 0 is not used, so that 0 is no entry */
     uint32_t used;
-    uint32_t *table; /* open addressing, TABLE_SIZE */
-    uint32_t entries;
+    uint32_t *table; /* open addressing; the first `size` of TABLE_SIZE are in use */
+    uint32_t size, entries;
+    uint32_t (*hash_of)(const uint32_t *entry), (*size_of)(const uint32_t *entry);
 } pool;
 
 typedef struct thread {
@@ -96,13 +98,26 @@ static uint32_t config_hash(const uint32_t *config)
     return hash_words(config + CONFIG_PAIRS, 2 * config[CONFIG_THREADS], config[CONFIG_ACCEPTS]);
 }
 
+static void pool_rehash(pool *p)
+{
+    memset(p->table, 0, p->size * sizeof *p->table);
+    p->entries = 0;
+    for (uint32_t at = 1; at < p->used; at += p->size_of(p->words + at)) {
+        uint32_t slot = p->hash_of(p->words + at) & (p->size - 1);
+        while (p->table[slot] != 0)
+            slot = (slot + 1) & (p->size - 1);
+        p->table[slot] = at;
+        p->entries++;
+    }
+}
+
 /* Stores the `size` words that the caller wrote behind the pool's end, or finds them. */
 static uint32_t pool_intern(eng_grammar_run *run, pool *p, uint32_t hash, uint32_t size,
                             uint32_t skip)
 {
     const uint32_t *fresh = p->words + p->used;
-    uint32_t slot = hash & (TABLE_SIZE - 1);
-    for (; p->table[slot] != 0; slot = (slot + 1) & (TABLE_SIZE - 1)) {
+    uint32_t slot = hash & (p->size - 1);
+    for (; p->table[slot] != 0; slot = (slot + 1) & (p->size - 1)) {
         const uint32_t *old = p->words + p->table[slot];
         /* `skip`: the word of a configuration that is no part of what it is. */
         bool same = true;
@@ -115,10 +130,15 @@ static uint32_t pool_intern(eng_grammar_run *run, pool *p, uint32_t hash, uint32
         run->full = true;
         return 0;
     }
-    p->table[slot] = p->used;
+    uint32_t at = p->used;
+    p->table[slot] = at;
     p->entries++;
     p->used += size;
-    return p->table[slot];
+    if (p->entries > p->size / 2 && p->size < TABLE_SIZE) {
+        p->size *= 2;
+        pool_rehash(p);
+    }
+    return at;
 }
 
 static bool pool_room(eng_grammar_run *run, const pool *p, uint32_t size)
@@ -553,20 +573,6 @@ static uint32_t step_bytes(eng_grammar_run *run, uint32_t config, uint8_t byte)
 
 /* ---- sweeping ---- */
 
-static void pool_rehash(pool *p, uint32_t (*hash)(const uint32_t *),
-                        uint32_t (*size)(const uint32_t *))
-{
-    memset(p->table, 0, TABLE_SIZE * sizeof *p->table);
-    p->entries = 0;
-    for (uint32_t at = 1; at < p->used; at += size(p->words + at)) {
-        uint32_t slot = hash(p->words + at) & (TABLE_SIZE - 1);
-        while (p->table[slot] != 0)
-            slot = (slot + 1) & (TABLE_SIZE - 1);
-        p->table[slot] = at;
-        p->entries++;
-    }
-}
-
 static void steps_forget(eng_grammar_run *run)
 {
     memset(run->steps, 0, STEPS_SIZE * sizeof *run->steps);
@@ -621,8 +627,8 @@ static void sweep(eng_grammar_run *run)
             uint32_t *frame = &configs->words[at + CONFIG_PAIRS + 2 * i + 1];
             *frame = *frame == 0 ? 0 : moved[*frame];
         }
-    pool_rehash(frames, frame_hash, frame_size);
-    pool_rehash(configs, config_hash, config_size);
+    pool_rehash(frames);
+    pool_rehash(configs);
     steps_forget(run);
 }
 
@@ -636,11 +642,24 @@ static void make_room(eng_grammar_run *run)
 
 /* ---- runs and states ---- */
 
-static bool pool_init(pool *p)
+/* Fresh memory costs a fault a page: here, not in the step that makes the first mask. */
+static void touch(void *memory, size_t bytes)
+{
+    for (size_t at = 0; memory != NULL && at < bytes; at += 4096)
+        ((volatile char *)memory)[at] = 0;
+}
+
+static bool pool_init(pool *p, uint32_t (*hash_of)(const uint32_t *),
+                      uint32_t (*size_of)(const uint32_t *))
 {
     p->words = calloc(POOL_WORDS, sizeof *p->words);
     p->table = calloc(TABLE_SIZE, sizeof *p->table);
+    p->size = TABLE_SIZE_FIRST;
+    p->hash_of = hash_of;
+    p->size_of = size_of;
     p->used = 1;
+    touch(p->words, POOL_WORDS / 64 * sizeof *p->words);
+    touch(p->table, TABLE_SIZE_FIRST * sizeof *p->table);
     return p->words != NULL && p->table != NULL;
 }
 
@@ -653,8 +672,8 @@ base_code eng_grammar_run_create(eng_grammar_run **out, eng_grammar *grammar,
         return base_fail(err, BASE_NOMEM, "no memory for a grammar's run");
     run->grammar = eng_grammar_ref(grammar);
     run->vocab = vocab;
-    bool whole = pool_init(&run->frames);
-    whole = pool_init(&run->configs) && whole;
+    bool whole = pool_init(&run->frames, frame_hash, frame_size);
+    whole = pool_init(&run->configs, config_hash, config_size) && whole;
     run->moved = calloc(POOL_WORDS, sizeof *run->moved);
     run->todo = calloc(VISITED_SIZE, sizeof *run->todo);
     run->done = calloc(3 * (size_t)THREADS_MAX, sizeof *run->done);
@@ -669,6 +688,11 @@ base_code eng_grammar_run_create(eng_grammar_run **out, eng_grammar *grammar,
         eng_grammar_run_destroy(run);
         return base_fail(err, BASE_NOMEM, "no memory for a grammar's run");
     }
+    touch(run->visited, VISITED_SIZE * sizeof *run->visited);
+    touch(run->visited_at, VISITED_SIZE * sizeof *run->visited_at);
+    touch(run->steps, STEPS_SIZE * sizeof *run->steps);
+    if (vocab != NULL)
+        touch(run->masks, 4 * (size_t)vocab->words * sizeof *run->masks);
     run->other = run->done + THREADS_MAX;
     run->looping = run->other + THREADS_MAX;
     closing_begin(run);
