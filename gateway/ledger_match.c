@@ -505,6 +505,19 @@ static void conclude(lookup *l)
         match->miss = run ? GW_MISS_EDITED : GW_MISS_NEW;
 }
 
+/* gw_item_visible of an item that no call is in; hashing the results of tools would be most of what
+ * a long history costs. */
+static void find_visible(lookup *l, gw_digest *out, const eng_item *item)
+{
+    gw_slices *slices = l->ledger->slices;
+    if (!item->call_count && gw_slices_recall(slices, out->bytes, item->text.data,
+                                              item->text.length, (uint8_t)item->role))
+        return;
+    gw_item_visible(&l->hash, out, item);
+    if (!item->call_count && !l->hash.failed)
+        gw_slices_note(slices, out->bytes, item->text.data, item->text.length, (uint8_t)item->role);
+}
+
 base_code gw_ledger_match(gw_ledger *ledger, gw_match *out, const gw_root *root, eng_item *items,
                           uint32_t item_count, base_arena *arena, base_err *err)
 {
@@ -527,7 +540,7 @@ base_code gw_ledger_match(gw_ledger *ledger, gw_match *out, const gw_root *root,
                 match_item(&l, i);
                 continue;
             }
-            gw_item_visible(&l.hash, &out->own[i], &items[i]);
+            find_visible(&l, &out->own[i], &items[i]);
             gw_node_item(&l.hash, &out->chain[i + 1], &out->chain[i], &out->own[i]);
             if (i >= front)
                 gw_node_item(&l.hash, &out->body, &out->body, &out->own[i]);

@@ -17,6 +17,9 @@
 #define ELEMENTS_MAX 16384
 #define TREE_FACTOR 3 /* bytes of a kept element with its tree, by its raw bytes */
 #define BUCKETS 16384 /* a power of two; a few hundred sessions of fifty elements */
+#define NOTE_MIN 512  /* shorter texts are hashed in less than a note takes to be looked up */
+#define NOTES_MAX 8   /* of an element */
+#define NOTE_DEPTH 3  /* below the element: content, parts, their text */
 #define CUT SIZE_MAX
 
 /* ---- the scan ---- */
@@ -132,12 +135,24 @@ uint32_t gw_slice_scan(gw_slice *out, uint32_t max, const char **name, const cha
 
 /* ---- what is known ---- */
 
+/* What the ledger found of a text in a kept tree; the text is known by where it stands. */
+typedef struct note {
+    struct note *chain, *next; /* in its bucket; of the same entry */
+    const char *text;
+    size_t length;
+    bool known;
+    uint8_t kind;
+    uint8_t digest[GW_SLICE_DIGEST_BYTES];
+} note;
+
 typedef struct entry {
     struct entry *chain;
     struct entry *newer, *older; /* by use */
     XXH128_hash_t key;
     int64_t tenant;
     json_t *tree;
+    note *notes;
+    uint32_t note_count;
     size_t length;
     char bytes[];
 } entry;
@@ -145,6 +160,7 @@ typedef struct entry {
 struct gw_slices {
     pthread_mutex_t mutex; /* guards all of it */
     entry *buckets[BUCKETS];
+    note *notes[BUCKETS];
     entry *newest, *oldest;
     uint64_t bytes_max;
     gw_slice_stats stats;
@@ -152,7 +168,7 @@ struct gw_slices {
 
 static uint64_t entry_bytes(const entry *e)
 {
-    return sizeof(*e) + TREE_FACTOR * (uint64_t)e->length;
+    return sizeof(*e) + e->note_count * sizeof(note) + TREE_FACTOR * (uint64_t)e->length;
 }
 
 static entry **place(gw_slices *slices, const entry *like, const char *bytes)
@@ -179,12 +195,48 @@ static void link_use(gw_slices *slices, entry *e)
     slices->newest = e;
 }
 
+static note **note_place(gw_slices *slices, const char *text)
+{
+    note **at = &slices->notes[XXH3_64bits(&text, sizeof(text)) & (BUCKETS - 1)];
+    while (*at && (*at)->text != text)
+        at = &(*at)->chain;
+    return at;
+}
+
+/* A place for a note on each long text of a tree that is kept from now on. Without memory there is
+ * none, and the text is hashed each time. */
+static void make_notes(gw_slices *slices, entry *e, json_t *at, int depth)
+{
+    const char *key;
+    size_t i;
+    json_t *child;
+    if (json_is_string(at) && json_string_length(at) >= NOTE_MIN && e->note_count < NOTES_MAX) {
+        note *n = calloc(1, sizeof(*n));
+        if (!n)
+            return;
+        *n = (note){
+            .text = json_string_value(at), .length = json_string_length(at), .next = e->notes};
+        e->notes = n;
+        e->note_count++;
+        *note_place(slices, n->text) = n;
+    } else if (json_is_object(at) && depth) {
+        json_object_foreach(at, key, child) make_notes(slices, e, child, depth - 1);
+    } else if (json_is_array(at) && depth) {
+        json_array_foreach(at, i, child) make_notes(slices, e, child, depth - 1);
+    }
+}
+
 static void drop_oldest(gw_slices *slices)
 {
     entry *e = slices->oldest;
     *place(slices, e, e->bytes) = e->chain;
     unlink_use(slices, e);
     slices->stats.bytes -= entry_bytes(e);
+    for (note *n = e->notes, *next; n; n = next) {
+        next = n->next;
+        *note_place(slices, n->text) = n->chain;
+        free(n);
+    }
     json_decref(e->tree);
     free(e);
 }
@@ -222,6 +274,43 @@ gw_slice_stats gw_slices_get_stats(gw_slices *slices)
     gw_slice_stats stats = slices->stats;
     pthread_mutex_unlock(&slices->mutex);
     return stats;
+}
+
+/* ---- notes ---- */
+
+static note *note_of(gw_slices *slices, const char *text, size_t length)
+{
+    note *n = *note_place(slices, text);
+    return n && n->length == length ? n : NULL;
+}
+
+bool gw_slices_recall(gw_slices *slices, uint8_t *digest, const char *text, size_t length,
+                      uint8_t kind)
+{
+    if (length < NOTE_MIN)
+        return false;
+    pthread_mutex_lock(&slices->mutex);
+    const note *n = note_of(slices, text, length);
+    bool known = n && n->known && n->kind == kind;
+    if (known)
+        memcpy(digest, n->digest, sizeof(n->digest));
+    pthread_mutex_unlock(&slices->mutex);
+    return known;
+}
+
+void gw_slices_note(gw_slices *slices, const uint8_t *digest, const char *text, size_t length,
+                    uint8_t kind)
+{
+    if (length < NOTE_MIN)
+        return;
+    pthread_mutex_lock(&slices->mutex);
+    note *n = note_of(slices, text, length);
+    if (n) {
+        n->known = true;
+        n->kind = kind;
+        memcpy(n->digest, digest, sizeof(n->digest));
+    }
+    pthread_mutex_unlock(&slices->mutex);
 }
 
 /* ---- parsing ---- */
@@ -318,6 +407,7 @@ static bool join(gw_slices *slices, parsing *p, json_t *root)
         if (!at || *at)
             continue; /* another request brought it meanwhile */
         e->tree = json_incref(json_array_get(array, i));
+        make_notes(slices, e, e->tree, NOTE_DEPTH);
         *at = e;
         link_use(slices, e);
         slices->stats.bytes += entry_bytes(e);

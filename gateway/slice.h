@@ -5,7 +5,10 @@
  * was parsed to, and jansson sees only the others. Trees are shared between requests and never
  * changed: jansson counts references atomically, and the dialects only read. Tenants share none.
  * Bounded in bytes; what was used longest ago goes. Thread: any; one mutex, held for the compare.
- */
+ *
+ * Whoever derives something from a long text of such a tree can leave a note of it, for the next
+ * turn that brings the same element. A note is found by the text's place, which is the text: it
+ * stands in a tree that is kept and never changes, and goes when the tree does. */
 #pragma once
 #include <jansson.h>
 
@@ -21,6 +24,14 @@ void gw_slices_destroy(gw_slices *slices); /* NULL is fine */
  * drop; its elements are not to be changed. `slices` NULL: all is parsed. */
 base_code gw_slices_parse(gw_slices *slices, json_t **out, char *text, size_t length,
                           int64_t tenant, base_err *err);
+#define GW_SLICE_DIGEST_BYTES 32
+/* What was noted of `text`, which the caller got from gw_slices_parse and still holds; false: not
+ * noted, not kept, or short. `kind`: what the digest is of besides the text. */
+bool gw_slices_recall(gw_slices *slices, uint8_t *digest, const char *text, size_t length,
+                      uint8_t kind);
+/* Notes it if the text stands in a tree that is kept; the last kind stays. */
+void gw_slices_note(gw_slices *slices, const uint8_t *digest, const char *text, size_t length,
+                    uint8_t kind);
 /* Forgets all: something was deleted. */
 void gw_slices_clear(gw_slices *slices);
 

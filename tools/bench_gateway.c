@@ -1,8 +1,8 @@
 /* g.ledger: what the ledger costs a turn that brings a long history, a conversation of 200 items
  * and 400 KB (a tool loop: calls with arguments, results of some kilobytes), on one thread.
  *
- *   g.ledger.slices     all elements but the last one as they came before: the scan, their trees,
- *                       and the match that gives every assistant item its tokens     us
+ *   g.ledger.slices     all elements but the last one as they came before: the scan, their trees
+ *                       and notes, the match that gives every assistant item its tokens     us
  *   g.ledger.canonical  none of them: parsed and canonicalised                        us
  *   g.ledger.match      of both, the match alone                                      us
  *
@@ -34,7 +34,6 @@ typedef struct commit {
 typedef struct house {
     char path[64];
     gw_ledger *ledger;
-    gw_slices *slices;
     gw_root root;
     base_buf bodies[2]; /* without the last element, and with it */
     bool wrong;
@@ -207,11 +206,12 @@ static double best_turn(house *h, bool known, double *match_us)
     double best = 0;
     for (int i = 0; i < REPS; i++) {
         double match, us;
-        gw_slices *slices = known ? gw_slices_create(0) : NULL;
-        if (known)
+        gw_slices *slices = known ? gw_ledger_slices(h->ledger) : NULL;
+        if (known) {
+            gw_slices_clear(slices);
             turn(h, slices, 0, &match); /* the turn before */
+        }
         us = turn(h, slices, 1, &match);
-        gw_slices_destroy(slices);
         if (i == 0 || us < best) {
             best = us;
             *match_us = match;
