@@ -161,6 +161,14 @@ base_code gw_read_content(gw_turn *turn, eng_text *out, const json_t *content, c
     }
     if (!json_is_array(content))
         return gw_wrong_type("", path, "a string or an array of parts", content, err);
+    if (count == 1) { /* as it stands: what is known of it is known by its place */
+        char where[GW_PATH_BYTES];
+        gw_name_path(where, "%s[0]", path);
+        GW_TRY(read_part(out, json_array_get(content, 0), where, err));
+        if (!out->data)
+            *out = (eng_text){"", 0};
+        return BASE_OK;
+    }
     for (int copy = 0; copy < 2; copy++) {
         char *to = copy ? base_arena_alloc(turn->arena, total + 1) : NULL;
         if (copy && !to)
