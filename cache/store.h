@@ -64,10 +64,10 @@ typedef struct kv_store_options {
     uint32_t slots_max;       /* pages of the longest sequence */
     uint32_t readers;         /* threads; 0: 4 */
     uint32_t retry_ms;        /* pause after a failed write; 0: 30,000 */
-    uint32_t group_bytes;     /* least that is read at a time; 0: 256 KiB. Tests: part of the format */
-    uint64_t other_ttl_s;     /* records of another world go after this long; 0: 14 days */
-    double read_bytes_s;      /* what a read is thought to bring before any was measured; 0: 1e9 */
-    bool direct;              /* reads pass the system's page cache by, where the file system can */
+    uint32_t group_bytes; /* least that is read at a time; 0: 256 KiB. Tests: part of the format */
+    uint64_t other_ttl_s; /* records of another world go after this long; 0: 14 days */
+    double read_bytes_s;  /* what a read is thought to bring before any was measured; 0: 1e9 */
+    bool direct;          /* reads pass the system's page cache by, where the file system can */
 } kv_store_options;
 
 /* Rows that do not fit, torn tails and bytes without a row are dropped here. A corrupt index.db is

@@ -120,7 +120,7 @@ typedef struct eng_tier {
     kv_layout draft_layout;
     eng_fetch fetches[ENG_FETCHES_MAX];
     uint32_t fetch_max;
-    uint32_t waiting;  /* sequences that wait for a fetch */
+    uint32_t waiting; /* sequences that wait for a fetch */
     eng_ahead ahead;
     double token_s;    /* of a prefill token, averaged; 0: none was measured */
     uint64_t short_ns; /* since when pages are short while the tier holds some; 0: not now */
@@ -146,6 +146,8 @@ struct eng_engine {
     int32_t end_tokens[8];
     uint32_t end_token_count;
     eng_spec spec;
+    uint64_t stepped_ns;            /* when the last step ended */
+    bool warm;                      /* this one follows it without a pause */
     uint64_t costs_ns, costs_steps; /* when the file was written, and after how many steps */
 
     eng_sequence **active; /* [sequences_max] */

@@ -714,7 +714,7 @@ static void show_upload(peer *p)
     const gw_server_options *o = &p->loop->server->options;
     const h2o_buffer_t *input = p->sock->input;
     if (o->arriving == NULL || p->exchange_count != 0 || p->kicked || p->http_major == 2 ||
-        input->size <= p->upload_seen)
+        (input->size <= p->upload_seen && p->upload == NULL))
         return;
     p->upload_seen = input->size;
     if (p->remote[0] == '\0')

@@ -97,11 +97,11 @@ typedef struct gw_arrival {
 typedef struct gw_server_options {
     const struct gw_conf *conf;
     gw_handler handler;
-    /* What is on its way, every time that more of it came, a few times a second; on the loop's
-     * thread. What it returns it is given the next time, NULL at first; `arrived` is called with
-     * it, if it is not NULL, once the exchange that the request became is over, or the client left
-     * before. Nothing of this is for HTTP/2, and it may be that a request is whole before it was
-     * seen. Both may be NULL. */
+    /* What is on its way, when more of it came, and for as long as this returns something a few
+     * times a second; on the loop's thread. What it returns it is given the next time, NULL at
+     * first; `arrived` is called with it, if it is not NULL, once the exchange that the request
+     * became is over, or the client left before. Nothing of this is for HTTP/2, and it may be that
+     * a request is whole before it was seen. Both may be NULL. */
     void *(*arriving)(void *ctx, const gw_arrival *arrival, void *upload);
     void (*arrived)(void *ctx, void *upload);
     /* Called once for every exchange, on the loop's thread, as the last thing; may only read it.

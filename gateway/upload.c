@@ -172,7 +172,7 @@ void *gw_upload_arriving(void *ctx, const gw_arrival *arrival, void *upload_of)
         u = recognise(ctx, arrival);
         if (u)
             ask(u, arrival->loop);
-    } else if (!u->asking && !u->dead && arrival->length > u->body) {
+    } else if (!u->asking && !u->dead && arrival->length > u->body + u->checked) {
         take(u, arrival);
     }
     return u;

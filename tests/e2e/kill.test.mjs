@@ -75,5 +75,49 @@ await check('after the restart a session goes on from its exact tokens', async (
   assert.equal(again.json.choices[0].message.content, r.json.choices[0].message.content);
   await server.stop();
 });
+
+await check('imports that a kill cuts are whole or not there', async () => {
+  const own = mkdtempSync(join(tmpdir(), 'whimbrel-import-'));
+  const listed = async (server) => (await (await fetch(`${server.url}/v1/sessions?limit=100`)).json()).data;
+  const turns = 6, known = [];
+  let document, cut = 0;
+  for (let round = 0; round < (process.env.WHIMBREL_LONG ? 40 : 4); round++) {
+    const server = await startServer({ data: own });
+    if (round === 0) {
+      const { json: s } = await post(server.url, '/v1/sessions', { model: 'nano' });
+      for (let i = 0; i < turns; i++)
+        assert.equal((await post(server.url, `/v1/sessions/${s.id}/turns`, { items: [{ role: 'user', content: word() }], max_tokens: 8 })).status, 200);
+      document = await (await fetch(`${server.url}/v1/sessions/${s.id}/export`)).json();
+      known.push(s.id);
+    } else {
+      const there = await listed(server);
+      for (const s of there) assert.equal(s.turns, turns, `${s.id} has ${s.turns} turns`);
+      for (const id of known) assert.ok(there.some((s) => s.id === id), `${id} was told`);
+      for (const { id } of there.slice(1)) await fetch(`${server.url}/v1/sessions/${id}`, { method: 'DELETE' });
+      known.splice(0, known.length, there[0].id);
+    }
+    const run = async () => {
+      for (let i = 0; i < 24; i++) {
+        const r = await post(server.url, '/v1/sessions/import', document);
+        assert.equal(r.status, 200, r.text);
+        assert.deepEqual([r.json.imported.tokens, r.json.turns], [true, turns]);
+        known.push(r.json.id);
+      }
+    };
+    const load = Promise.allSettled([run(), run(), run()]);
+    await sleep(20 + Math.random() * 120);
+    await server.kill9();
+    await load;
+    cut += ledger(own, 'select count(*) as n from sessions where kind=3')[0].n;
+    const { code, out } = await databaseProgram('check', own);
+    assert.equal(code, 0, out);
+  }
+  const server = await startServer({ data: own });
+  assert.ok((await listed(server)).every((s) => s.turns === turns));
+  await server.stop();
+  assert.equal(ledger(own, 'select count(*) as n from sessions where kind=3')[0].n, 0);
+  console.log(`  ${cut} imports were cut`);
+  rmSync(own, { recursive: true, force: true });
+});
 rmSync(data, { recursive: true, force: true });
 finish();

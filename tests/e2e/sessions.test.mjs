@@ -4,6 +4,7 @@ import { mkdtempSync, readFileSync, readdirSync, rmSync, statSync } from 'node:f
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { randomBytes } from 'node:crypto';
+import http from 'node:http';
 import { check, finish, metric, pick, post, sleep, startServer, weatherTool, word } from './lib.mjs';
 
 const data = mkdtempSync(join(tmpdir(), 'whimbrel-sessions-'));
@@ -184,6 +185,76 @@ await check('what was prefilled of unfinished text is what the turn needs, whate
     const cached = next.usage.prompt_tokens_details.cached_tokens;
     assert.ok(cached >= last.prefilled_tokens && cached > whole(t) + 50, `${kind}: ${cached} cached of ${next.usage.prompt_tokens}, ${last.prefilled_tokens} were prefilled, ${whole(t)} before`);
   }
+});
+
+/** A result as one body that is written by and by; `answer` is what it got, undefined if it was cut. */
+function bodyOf(id, callId, { length, headers = {} } = {}) {
+  const request = http.request(`${server.url}/v1/sessions/${id}/append?call_id=${callId}&done=true`, {
+    method: 'POST', headers: { 'content-type': 'text/plain', ...(length ? { 'content-length': length } : {}), ...headers } });
+  const answer = new Promise((resolve) => {
+    request.on('error', () => resolve(undefined));
+    request.on('response', (response) => {
+      let text = '';
+      response.on('data', (bytes) => (text += bytes));
+      response.on('end', () => resolve({ status: response.statusCode, json: JSON.parse(text) }));
+    });
+  });
+  return { request, answer };
+}
+
+await check('the body of an append is prefilled while it is on its way, in chunks or of a known length; one that is cut has appended nothing', async () => {
+  for (const known of [false, true]) {
+    const { id, call: made } = await called();
+    await quiet();
+    const text = `${report(40)} \u00e9\u{1f426} end`, bytes = Buffer.from(text), half = Math.floor(bytes.length / 2);
+    const tokens = () => metric(server.admin, 'whimbrel_appended_tokens_total');
+    const held = () => metric(server.admin, 'whimbrel_appended_bytes');
+    const before = await tokens();
+    // A client that leaves in the middle.
+    const cut = bodyOf(id, made.id, { length: known ? bytes.length : 0 });
+    cut.request.write(bytes.subarray(0, half));
+    await settle(async () => await held() === half);
+    await settle(async () => await tokens() > before);
+    assert.match((await turn(id, [{ role: 'tool', tool_call_id: made.id }])).json.error.message, /nothing was appended/);
+    cut.request.destroy();
+    assert.equal(await cut.answer, undefined);
+    await settle(async () => await held() === 0);
+    await quiet();
+    const between = await tokens();
+    // One that stays: what is on its way is in the cache before its end.
+    const stays = bodyOf(id, made.id, { length: known ? bytes.length : 0 });
+    for (let at = 0; at < bytes.length - 1; at += 501) stays.request.write(bytes.subarray(at, Math.min(at + 501, bytes.length - 1)));
+    await settle(async () => await tokens() > between);
+    stays.request.end(bytes.subarray(bytes.length - 1));
+    const r = await stays.answer;
+    assert.equal(r.status, 200, JSON.stringify(r.json));
+    assert.equal(r.json.received_bytes, bytes.length);
+    assert.equal(r.json.done, true);
+    await quiet();
+    const next = ok(await turn(id, [{ role: 'tool', tool_call_id: made.id }]));
+    assert.equal(next.items[0].content, text);
+    assert.ok(next.usage.prompt_tokens_details.cached_tokens >= next.usage.prompt_tokens - 1);
+    await settle(async () => await held() === 0);
+  }
+});
+
+await check('bodies on their way that lead nowhere cost nothing', async () => {
+  const { id, call: made } = await called();
+  await quiet();
+  const before = await metric(server.admin, 'whimbrel_appended_bytes');
+  const all = [bodyOf(id, 'call_none'), bodyOf('sess_none', made.id), bodyOf(id, made.id)];
+  all[0].request.write('x'.repeat(4000));
+  all[1].request.write('x'.repeat(4000));
+  all[2].request.write(Buffer.from([65, 255, 65]));
+  await sleep(500);
+  assert.equal(await metric(server.admin, 'whimbrel_appended_bytes'), before);
+  for (const { request } of all) request.end();
+  const answers = await Promise.all(all.map(({ answer }) => answer));
+  assert.deepEqual(answers.map((r) => r?.status), [400, 404, 400]);
+  const much = bodyOf(id, made.id);
+  much.request.end('x'.repeat(5 << 20)); // more than may be appended
+  assert.equal((await much.answer).status, 413);
+  await settle(async () => await metric(server.admin, 'whimbrel_appended_bytes') === before);
 });
 
 await check('a session is deleted though its glue is being prefilled', async () => {

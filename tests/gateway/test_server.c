@@ -162,6 +162,28 @@ static void ended(void *ctx, gw_exchange *exchange, const gw_exchange_end *end)
     last_status = end->status;
 }
 
+/* Of a request to /slow: its bytes as they were last shown. */
+static pthread_mutex_t shown_mutex = PTHREAD_MUTEX_INITIALIZER;
+static char shown[1024];
+static _Atomic uint32_t arrived_count;
+
+static void *arriving(void *ctx, const gw_arrival *arrival, void *upload)
+{
+    if (upload == NULL && (arrival->length < 10 || memcmp(arrival->bytes, "POST /slow", 10) != 0))
+        return NULL;
+    pthread_mutex_lock(&shown_mutex);
+    snprintf(shown, sizeof shown, "%.*s", (int)arrival->length, arrival->bytes);
+    pthread_mutex_unlock(&shown_mutex);
+    cr_assert_str_eq(arrival->remote, "127.0.0.1");
+    return shown;
+}
+
+static void arrived(void *ctx, void *upload)
+{
+    cr_assert_eq(upload, (void *)shown);
+    arrived_count++;
+}
+
 static void start(const char *const *sets)
 {
     char *argv[24] = {"test", "--listen=127.0.0.1:0", "--set=admin.listen=127.0.0.1:0",
@@ -172,7 +194,8 @@ static void start(const char *const *sets)
     base_err err = BASE_ERR_INIT;
     cr_assert_eq(gw_conf_create(&conf, NULL, argc, argv, &err), BASE_OK, "%s", err.text);
     base_log_set_level(conf->log_level);
-    gw_server_options options = {.conf = conf, .handler = handle, .ended = ended};
+    gw_server_options options = {
+        .conf = conf, .handler = handle, .arriving = arriving, .arrived = arrived, .ended = ended};
     cr_assert_eq(gw_server_create(&server, &options, &err), BASE_OK, "%s", err.text);
     gw_server_start(server);
 }
@@ -977,6 +1000,66 @@ Test(server, an_upload_during_draining_is_answered, .timeout = 60)
     base_buf_deinit(&body);
     pthread_join(thread, NULL);
     hang_up(&c);
+    stop();
+}
+
+/* Waits until what was shown ends so. */
+static void wait_shown(const char *end)
+{
+    bool seen = false;
+    for (int i = 0; !seen; i++) {
+        cr_assert_lt(i, 5000, "\"%s\" was never shown: %s", end, shown);
+        nanosleep(&(struct timespec){.tv_nsec = 2 * 1000000}, NULL);
+        pthread_mutex_lock(&shown_mutex);
+        size_t length = strlen(shown), tail = strlen(end);
+        seen = length >= tail && strcmp(shown + length - tail, end) == 0;
+        pthread_mutex_unlock(&shown_mutex);
+    }
+}
+
+static bool one_arrived(void)
+{
+    return arrived_count == 1;
+}
+
+static bool two_arrived(void)
+{
+    return arrived_count == 2;
+}
+
+Test(server, a_body_is_shown_while_it_is_on_its_way, .timeout = 60)
+{
+    start(NULL);
+    client c = dial();
+    puts_to(&c, "POST /slow HTTP/1.1\r\nhost: h\r\ncontent-length: 15\r\n\r\nfirst ");
+    wait_shown("\r\n\r\nfirst ");
+    puts_to(&c, "second ");
+    wait_shown("\r\n\r\nfirst second ");
+    cr_assert_eq(arrived_count + handled_count, 0);
+    puts_to(&c, "xx");
+    cr_assert(within(5000, one_arrived));
+    cr_assert_eq(handled_count, 1);
+    /* On the same connection, in chunks: without their frames. */
+    puts_to(&c,
+            "POST /slow HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n6\r\nthird \r\n");
+    wait_shown("\r\n\r\nthird ");
+    puts_to(&c, "7\r\nfourth \r\n3\r\nfi");
+    wait_shown("\r\n\r\nthird fourth fi");
+    hang_up(&c); /* and then it leaves */
+    cr_assert(within(5000, two_arrived));
+    cr_assert_eq(handled_count, 1);
+    cr_assert(within(5000, none_open));
+    /* Other requests are nobody's. */
+    c = dial();
+    puts_to(&c,
+            "POST /echo HTTP/1.1\r\nhost: h\r\ncontent-length: 4\r\nconnection: close\r\n\r\nab");
+    nanosleep(&(struct timespec){.tv_nsec = 150 * 1000000}, NULL);
+    puts_to(&c, "cd");
+    char *answer_text = slurp(&c, NULL);
+    cr_assert_not_null(strstr(answer_text, "abcd"));
+    free(answer_text);
+    hang_up(&c);
+    cr_assert_eq(arrived_count, 2);
     stop();
 }
 
