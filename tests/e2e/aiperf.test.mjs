@@ -53,4 +53,25 @@ await check('aiperf: sessions at once, every output of exactly the length asked 
 
 session.close();
 await server.stop();
+
+await check('aiperf: what a session has to itself makes room first once it was marked final; others keep theirs', async () => {
+  const small = await startServer({ set: { 'engine.context_max_tokens': 2048, 'engine.kv_bytes_max': 8 << 20, 'cache.disk': false } });
+  const text = (words) => Array.from({ length: words }, () => word()).join(' ');
+  const run = async (prompt, headers) => {
+    const r = await fetch(`${small.url}/v1/completions`, { method: 'POST', headers: { 'content-type': 'application/json', ...headers }, body: JSON.stringify({ model: 'nano', prompt, max_tokens: 1 }) });
+    const { usage } = await r.json();
+    return { prompt: usage.prompt_tokens, cached: usage.prompt_tokens_details.cached_tokens };
+  };
+  const evicted = () => metric(small.admin, 'whimbrel_evicted_pages_total');
+  // The one that goes on was used before the one that is over, so by its age alone it would go first.
+  const open = text(200), over = text(200);
+  await run(open);
+  await run(over, { 'x-dynamo-session-final': 'true' });
+  for (let i = 0; i < 200 && (await evicted()) === 0; i++) await run(text(20));
+  assert.ok((await evicted()) > 0);
+  const kept = await run(open), gone = await run(over);
+  assert.ok(kept.cached >= kept.prompt - 1, `${kept.cached} of ${kept.prompt} are kept`);
+  assert.ok(gone.cached < gone.prompt - 1, `${gone.cached} of ${gone.prompt} had to go`);
+  await small.stop();
+});
 finish();

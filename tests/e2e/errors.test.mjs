@@ -1,6 +1,8 @@
 // Every row of the two error tables, provoked, with the exception class that the vendor's client makes of it.
 import assert from 'node:assert/strict';
+import { execFileSync } from 'node:child_process';
 import http from 'node:http';
+import net from 'node:net';
 import Anthropic from '@anthropic-ai/sdk';
 import OpenAI from 'openai';
 import { check, finish, post, sleep, startServer, word } from './lib.mjs';
@@ -65,6 +67,15 @@ await check('anthropic 400, 404, 413', async () => {
   await fails(messages.create(message({ messages: [{ role: 'user', content: 'a'.repeat(2 << 20) }] })), Anthropic.APIError, { status: 413, type: 'request_too_large' });
 });
 
+await check('422: what others answer so is 400 here, with the field', async () => {
+  const { chat: { completions }, responses } = openai(server.url), tool = (parameters) => [{ type: 'function', function: { name: 'f', strict: true, parameters } }];
+  const bad = { status: 400, type: 'invalid_request_error' };
+  await fails(completions.create(chat({ messages: [{ role: 'user' }] })), OpenAI.BadRequestError, bad);
+  await fails(completions.create(chat({ tools: tool({ type: 'object', properties: { x: { $ref: '#/nowhere' } } }) })), OpenAI.BadRequestError, { ...bad, text: /nowhere/ });
+  await fails(responses.create({ model: 'nano', input: [{ type: 'message', role: 'user', content: [{ type: 'input_text' }] }] }), OpenAI.BadRequestError, bad);
+  console.log('[skip] 422 is never sent: every refusal of a body is 400');
+});
+
 await check('401 and 403: keys', async () => {
   const root = (await post(server.admin, '/admin/v1/keys', { label: 'root', scopes: ['admin'] })).json.key;
   const key = word();
@@ -75,11 +86,71 @@ await check('401 and 403: keys', async () => {
 });
 await server.stop();
 
+// ---- bounds of a tenant ----
+
+await check('429: a bound of the tenant; no SDK tries it again, for waiting does not help', async () => {
+  const small = await startServer({ set: { 'sessions.count_max': 1 } });
+  const make = (client, path) => client.post(path, { body: { model: 'nano' } });
+  await make(openai(small.url), '/sessions');
+  await fails(make(openai(small.url), '/sessions'), OpenAI.RateLimitError, { status: 429, type: 'insufficient_quota', code: 'session_limit', retry: false, text: /sessions.count_max|1 session/ });
+  await fails(make(anthropic(small.url), '/v1/sessions'), Anthropic.RateLimitError, { status: 429, type: 'rate_limit_error', retry: false });
+  await small.stop();
+  console.log('[skip] 429 rate_limit_exceeded and x-ratelimit-*: requests and tokens a minute are not bounded by key yet');
+  console.log('[skip] 402 billing_error: nothing is paid for here, so no account runs out of money');
+});
+
+// ---- one turn at a time ----
+
+await check('409: a session that is busy longer than a turn may wait; a retry is right, and both SDKs make it', async () => {
+  const busy = await startServer({ set: { 'engine.slow_step_us': 50000, 'engine.draft': 'off', 'sessions.queue_max': 0 } });
+  const client = openai(busy.url), { id } = await client.post('/sessions', { body: { model: 'nano' } }), path = `/sessions/${id}/turns`;
+  const turn = (more) => ({ body: { items: [{ role: 'user', content: 'hello!' }], max_tokens: 4, ...more } });
+  const leave = new AbortController();
+  const long = await fetch(`${busy.url}/v1${path}`, { method: 'POST', signal: leave.signal, headers: { 'content-type': 'application/json' }, body: JSON.stringify(turn({ stream: true, ignore_eos: true, max_tokens: 4000 }).body) });
+  await long.body.getReader().read(); // it has the session
+  await fails(client.post(path, turn()), OpenAI.ConflictError, { status: 409, type: 'conflict_error', code: 'conversation_locked', retry: true });
+  await fails(anthropic(busy.url).post(`/v1${path}`, turn()), Anthropic.ConflictError, { status: 409, type: 'invalid_request_error', retry: true });
+  const patient = openai(busy.url, { maxRetries: 8 }).post(path, turn());
+  leave.abort();
+  assert.equal((await patient).object, 'session.turn');
+  await busy.stop();
+});
+
+// ---- what we cannot keep ----
+
+await check('500: a turn that was to be stored and could not be; said once, and not to be made twice', async () => {
+  const full = await startServer({ set: { 'cache.disk': false } });
+  const body = { body: { model: 'nano', input: 'hello!', max_output_tokens: 4 } }, client = openai(full.url);
+  assert.equal((await client.post('/responses', body)).status, 'incomplete');
+  execFileSync('prlimit', ['--pid', String(full.child.pid), '--fsize=1024:unlimited']); // no file grows any more: a full disk
+  await fails(client.post('/responses', body), OpenAI.InternalServerError, { status: 500, type: 'server_error', code: 'not_stored', retry: false });
+  await fails(anthropic(full.url).post('/v1/responses', body), Anthropic.InternalServerError, { status: 500, type: 'api_error', retry: false });
+  await full.stop();
+});
+
+await check('503 loading: the port opens when the model is loaded; before that an SDK cannot connect, and tries again', async () => {
+  const probe = net.createServer().listen(0, '127.0.0.1');
+  await new Promise((resolve) => probe.on('listening', resolve));
+  const url = `http://127.0.0.1:${probe.address().port}`;
+  await new Promise((resolve) => probe.close(resolve));
+  await assert.rejects(openai(url).models.list(), (e) => e instanceof OpenAI.APIConnectionError);
+  await assert.rejects(anthropic(url).models.list(), (e) => e instanceof Anthropic.APIConnectionError);
+  console.log('[skip] 503 loading is never sent: nothing listens before the model is loaded');
+});
+
 // A server that is slow, full and short of patience.
 const slow = await startServer({ set: { 'engine.queue_max': 1, 'engine.sequences_max': 1, 'engine.draft': 'off', 'engine.slow_step_us': 150000, 'limits.request_timeout_ms': 500 } });
 await check('408 and 504: the deadline; both SDKs would retry', async () => {
   await fails(openai(slow.url).chat.completions.create(chat()), OpenAI.APIError, { status: 408, type: 'timeout' });
   await fails(anthropic(slow.url).messages.create(message()), Anthropic.InternalServerError, { status: 504, type: 'timeout_error' });
+});
+
+await check('499: for the log alone', async () => {
+  const leave = new AbortController();
+  const gone = openai(slow.url).chat.completions.create(chat({ stream: true, ignore_eos: true, max_completion_tokens: 400 }), { signal: leave.signal }).then((stream) => { leave.abort(); return stream.toReadableStream().getReader().read(); });
+  await gone.catch((e) => assert.ok(e instanceof OpenAI.APIUserAbortError, e.constructor.name));
+  for (let i = 0; i < 100 && !/ turn_over .*status=499/.test(slow.log()); i++) await sleep(20);
+  assert.match(slow.log(), / turn_over .*status=499/);
 });
 
 await check('503 and 529: the queue is full', async () => {
