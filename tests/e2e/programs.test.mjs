@@ -1,9 +1,9 @@
 // Agent programs as their users run them, headless, with their own prompts and tools: two turns each, the session resumed. What the little model
 // says does not matter; that nothing breaks, and that the second turn finds the first one in the cache, does. Those that are not installed are
-// skipped. To have them all: npm install --ignore-scripts --prefix DIR PACKAGE…, and WHIMBREL_E2E_PROGRAMS=DIR.
+// skipped. To have them all: npm install --ignore-scripts --prefix DIR PACKAGE…, and WHIMBREL_E2E_PROGRAMS=DIR. Names on the command line choose.
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
-import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { check, finish, root, sleep, startServer } from './lib.mjs';
@@ -62,7 +62,7 @@ const programs = [
     },
   },
   {
-    name: 'qwen-code', package: '@qwen-code/qwen-code', file: '@qwen-code/qwen-code/cli-entry.js', script: true,
+    name: 'qwen-code', package: '@qwen-code/qwen-code', file: ['@qwen-code/qwen-code/cli-entry.js', '@qwen-code/qwen-code/cli.js'], script: true,
     env: { OPENAI_BASE_URL: v1, OPENAI_API_KEY: 'none', OPENAI_MODEL: 'nano', QWEN_TELEMETRY_ENABLED: 'false' },
     files: { '.qwen/settings.json': JSON.stringify({ privacy: { usageStatisticsEnabled: false }, general: { enableAutoUpdate: false } }) },
     first: (prompt) => ['-p', prompt, '--auth-type', 'openai', '--output-format', 'json'],
@@ -108,12 +108,50 @@ function runner(program, path, home) {
   });
 }
 
+/** Ends what a program left behind (one keeps a daemon in a session of its own): every process whose HOME is the one made for it. */
+async function endAll(home) {
+  const left = () => readdirSync('/proc').filter((pid) => /^\d+$/.test(pid)).filter((pid) => {
+    try { return readFileSync(`/proc/${pid}/environ`, 'latin1').split('\0').includes(`HOME=${home}`); } catch { return false; } // gone, or not ours to read
+  });
+  for (let i = 0; i < 50 && left().length; i++) {
+    for (const pid of left()) try { process.kill(Number(pid), 'SIGKILL'); } catch { /* it ended by itself */ }
+    await sleep(20);
+  }
+  assert.deepEqual(left(), [], 'processes that do not end');
+}
+
 /** What the server wrote of the turns since `mark`. */
 const turns = (mark) => server.log().slice(mark).split('\n').filter((line) => line.includes(' turn_over '))
   .map((line) => Object.fromEntries(line.split(' ').map((pair) => pair.split('='))));
 
-for (const program of programs) {
-  const path = folders.map((folder) => join(folder, program.file)).find(existsSync);
+/** Two turns; the cached share of each one's long requests. */
+async function play(program, path, home) {
+  const start = runner(program, path, home), shares = [];
+  let session;
+  for (const prompt of ['hello there', 'hello again']) {
+    const mark = server.log().length, began = Date.now();
+    const { out, log } = await start(session ? program.again(prompt, session) : program.first(prompt));
+    let end;
+    try { end = program.read(out); } catch (error) { error.message += `\n${log}`; throw error; }
+    session ??= end;
+    for (let i = 0; i < 100 && turns(mark).length === 0; i++) await sleep(20);
+    await sleep(50); // its last line may still be on its way
+    const made = turns(mark);
+    assert.ok(made.length > 0);
+    for (const turn of made) assert.ok(turn.status === '200' && !turn.error, JSON.stringify(turn));
+    // Beside the conversation some ask for a title or the like.
+    const long = made.filter((turn) => Number(turn.prompt) > 4000);
+    assert.ok(long.length > 0, JSON.stringify(made));
+    const sum = (key) => long.reduce((all, turn) => all + Number(turn[key]), 0);
+    shares.push(sum('cached') / sum('prompt'));
+    console.log(`  ${program.name}: ${made.length} requests, prompts of up to ${Math.max(...made.map((t) => Number(t.prompt)))} tokens, ` +
+      `cached share ${shares.at(-1).toFixed(3)}, ${((Date.now() - began) / 1000).toFixed(1)} s`);
+  }
+  return shares;
+}
+
+for (const program of programs.filter(({ name }) => process.argv.length < 3 || process.argv.includes(name))) {
+  const path = folders.flatMap((folder) => [program.file].flat().map((file) => join(folder, file))).find(existsSync);
   if (!path) {
     console.log(`[skip] ${program.name} is not installed (${program.package})`);
     continue;
@@ -125,28 +163,13 @@ for (const program of programs) {
       mkdirSync(dirname(join(home, file)), { recursive: true });
       writeFileSync(join(home, file), text);
     }
-    const start = runner(program, path, home);
-    let session, shares = [];
-    for (const prompt of ['hello there', 'hello again']) {
-      const mark = server.log().length, began = Date.now();
-      const { out, log } = await start(session ? program.again(prompt, session) : program.first(prompt));
-      let end;
-      try { end = program.read(out); } catch (error) { error.message += `\n${log}`; throw error; }
-      session ??= end;
-      await sleep(50); // its last line may still be on its way
-      const made = turns(mark);
-      assert.ok(made.length > 0);
-      for (const turn of made) assert.ok(turn.status === '200' && !turn.error, JSON.stringify(turn));
-      // Beside the conversation some ask for a title or the like.
-      const long = made.filter((turn) => Number(turn.prompt) > 4000);
-      assert.ok(long.length > 0, JSON.stringify(made));
-      const sum = (key) => long.reduce((all, turn) => all + Number(turn[key]), 0);
-      shares.push(sum('cached') / sum('prompt'));
-      console.log(`  ${program.name}: ${made.length} requests, prompts of up to ${Math.max(...made.map((t) => Number(t.prompt)))} tokens, ` +
-        `cached share ${shares.at(-1).toFixed(3)}, ${((Date.now() - began) / 1000).toFixed(1)} s`);
+    try {
+      const shares = await play(program, path, home);
+      assert.ok(shares[1] >= 0.95, `cached share ${shares[1]}`);
+    } finally {
+      await endAll(home);
+      rmSync(home, { recursive: true, force: true });
     }
-    assert.ok(shares[1] >= 0.95, `cached share ${shares[1]}`);
-    rmSync(home, { recursive: true, force: true });
   });
 }
 
