@@ -48,6 +48,8 @@ static const struct {
     const char *name, *help;
 } counters[GW_COUNTER_COUNT] = {
     [GW_CLIENT_GONE] = {"client_gone_total", "Turns whose client left before the end."},
+    [GW_STREAM_FAILED] = {"streams_failed_total",
+                          "Streams that ended in an error, behind the status 200."},
     [GW_COMMIT_FAILED] = {"commit_failed_total", "Turns that could not be stored."},
     [GW_TURNS_STORED] = {"turns_stored_total", "Turns committed to the ledger."},
     [GW_SPLICED_ITEMS] = {"spliced_items_total",

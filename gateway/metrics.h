@@ -9,6 +9,7 @@
 
 typedef enum gw_counter {
     GW_CLIENT_GONE,
+    GW_STREAM_FAILED,
     GW_COMMIT_FAILED, /* turns completed with "stored": false, or ended in an error */
     GW_TURNS_STORED,
     GW_SPLICED_ITEMS,  /* assistant items taken from the ledger as exact tokens */

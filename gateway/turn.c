@@ -185,6 +185,8 @@ base_code gw_turn_reject(gw_turn *turn, base_err *err, int status, const char *t
 static void fail(gw_turn *turn, const base_err *err)
 {
     gw_error_row row = turn->error_row.status ? turn->error_row : gw_error_map(err->code);
+    if (gw_turn_streaming(turn))
+        gw_metrics_add(turn->app->metrics, GW_STREAM_FAILED, 1);
     turn->dialect->fail(turn, &row, err->param, err->text);
 }
 
