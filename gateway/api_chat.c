@@ -6,10 +6,11 @@
  * top_logprobs, logit_bias, reasoning_effort, chat_template_kwargs, thinking, enable_thinking,
  * store, metadata, session_id, cache_salt, return_token_ids, add_generation_prompt,
  * continue_final_message. The engine's own fields are taken from `extra_body` too, since some
- * clients forward it literally. Read for their type alone (hints): user, safety_identifier,
- * service_tier, verbosity, prompt_cache_key (a session label at last), prediction. Not offered yet,
- * and refused by name: n above 1, audio output, custom tools,
- * parts that are not text. */
+ * clients forward it literally. prediction becomes drafts where the engine drafts by itself. Read
+ * for their type alone (hints): user, safety_identifier, service_tier, verbosity, prompt_cache_key
+ * (a session label at last). Not offered yet,
+ * and refused by name: n above limits.n_max, audio output, grammars in lark, parts that are not
+ * text. */
 #include "gateway/api_chat.h"
 
 #include <stdio.h>
@@ -17,16 +18,18 @@
 #include <string.h>
 
 #include "engine/base/num.h"
+#include "gateway/conf.h"
 #include "gateway/dialect.h"
 #include "gateway/structured.h"
 #include "gateway/logprob.h"
 
-static const gw_tool_form tool_form = {.inner = "function", .schema = "parameters", .strict = true};
+static const gw_tool_form tool_form = {
+    .inner = "function", .schema = "parameters", .strict = true, .custom = true};
 
 typedef struct chat {
-    bool include_usage, keepalive_chunk, return_token_ids, logprobs;
+    bool include_usage, continuous_usage, keepalive_chunk, return_token_ids, logprobs;
     bool reasoning_too; /* the client reads `reasoning` */
-    base_buf head;      /* of every record, up to `"choices":` */
+    base_buf head;      /* of every record, up to `"choices":`; the first choice's */
     base_buf record;    /* scratch */
     base_buf ids;       /* token ids that no record has carried yet, "1,2,3" */
     gw_logprobs list;   /* its entries: those that no record has carried yet, or all of them if not
@@ -197,38 +200,6 @@ static base_code read_messages(gw_turn *turn, base_err *err)
     return BASE_OK;
 }
 
-base_code gw_chat_read_tool_choice(gw_turn *turn, base_err *err)
-{
-    const json_t *choice = json_object_get(turn->json, "tool_choice");
-    bool parallel = true;
-    GW_TRY(gw_read_bool(&parallel, NULL, turn->json, "", "parallel_tool_calls", err));
-    turn->request.call_max = parallel ? 0 : 1;
-    if (!choice || json_is_null(choice))
-        return gw_read_tool_mode(turn, "auto", "tool_choice", err);
-    if (json_is_string(choice))
-        return gw_read_tool_mode(turn, json_string_value(choice), "tool_choice", err);
-    if (!json_is_object(choice))
-        return gw_wrong_type("", "tool_choice", "a string or an object", choice, err);
-    const char *type = NULL, *name = NULL;
-    GW_TRY(gw_read_name(&type, choice, "tool_choice", "type", GW_NAME_BYTES_MAX, err));
-    if (type && strcmp(type, "allowed_tools") == 0)
-        return gw_read_allowed_tools(turn, &tool_form, choice, err);
-    if (type && strcmp(type, "function") != 0 && strcmp(type, "custom") != 0 &&
-        strcmp(type, "tool") != 0)
-        return gw_read_tool_mode(turn, type, "tool_choice.type", err);
-    json_t *function;
-    const char *member = type && strcmp(type, "custom") == 0 ? "custom" : "function";
-    GW_TRY(gw_read_object(&function, choice, "tool_choice", member, err));
-    GW_TRY(gw_read_name(&name, function ? function : choice,
-                        function ? "tool_choice.function" : "tool_choice", "name",
-                        GW_NAME_BYTES_MAX, err));
-    if (!name)
-        return base_fail_param(err, BASE_INVALID, "tool_choice.function.name",
-                               "tool_choice names no function");
-    turn->request.tool_choice = ENG_TOOL_NAMED;
-    return gw_find_tool(turn, &tool_form, name, "tool_choice.function.name", err);
-}
-
 static base_code read_logprobs(gw_turn *turn, base_err *err)
 {
     const json_t *json = turn->json;
@@ -247,10 +218,8 @@ static base_code read_lengths(gw_turn *turn, base_err *err)
     GW_TRY(gw_read_limit(turn, "max_completion_tokens", &seen, err));
     if (!seen)
         GW_TRY(gw_read_limit(turn, "max_tokens", NULL, err));
-    GW_TRY(gw_read_int(&number, NULL, turn->json, "", "n", 1, 128, err));
-    /* One answer a request for now, whatever limits.n_max allows. */
-    if (number > 1)
-        return gw_unsupported(err, "n", "n %lld exceeds the limit of 1", (long long)number);
+    GW_TRY(gw_read_int(&number, NULL, turn->json, "", "n", 1, turn->app->conf->limits_n_max, err));
+    turn->answer_count = (uint32_t)number;
     return BASE_OK;
 }
 
@@ -269,9 +238,9 @@ static bool mode_of(eng_thinking *out, const char *text)
 
 /* Thinking, the most explicit wish first: chat_template_kwargs.thinking_mode, its enable_thinking
  * or thinking, the body's thinking.type, enable_thinking, and at last reasoning_effort none or
- * minimal, which mean disabled. The other efforts keep the model's default mode and become its
- * effort line; an unknown effort is a hint that nobody understands and is ignored, as are unknown
- * modes, so that no client text lands in the system turn. */
+ * minimal, which mean disabled. The other efforts become the model's effort line and keep its
+ * default mode, unless that is not to think; an unknown effort is a hint that nobody understands
+ * and is ignored, as are unknown modes, so that no client text lands in the system turn. */
 base_code gw_chat_read_thinking(gw_turn *turn, base_err *err)
 {
     const json_t *json = turn->json;
@@ -339,7 +308,7 @@ static base_code read_hints(gw_turn *turn, base_err *err)
     const json_t *json = turn->json;
     GW_TRY(gw_read_hints(turn, strings, sizeof(strings) / sizeof(strings[0]), err));
     json_t *object;
-    GW_TRY(gw_read_object(&object, json, "", "prediction", err));
+    GW_TRY(gw_read_prediction(turn, err));
     GW_TRY(gw_read_object(&object, json, "", "prompt_cache_options", err));
     json_t *modalities;
     GW_TRY(gw_read_array(&modalities, json, "", "modalities", err));
@@ -366,8 +335,11 @@ static base_code read_output(gw_turn *turn, base_err *err)
     if (options) {
         GW_TRY(
             gw_read_bool(&c->include_usage, NULL, options, "stream_options", "include_usage", err));
+        GW_TRY(gw_read_bool(&c->continuous_usage, NULL, options, "stream_options",
+                            "continuous_usage_stats", err));
         GW_TRY(gw_read_bool(&c->keepalive_chunk, NULL, options, "stream_options", "keepalive_chunk",
                             err));
+        c->continuous_usage &= c->include_usage;
     }
     GW_TRY(gw_read_bool(&c->reasoning_too, NULL, gw_holder(turn, "include_reasoning"), "",
                         "include_reasoning", err));
@@ -390,26 +362,75 @@ static base_code read_output(gw_turn *turn, base_err *err)
     return BASE_OK;
 }
 
+/* What a stored completion's object repeats of its request, and which turns its choices are. */
+static const char *make_echo(const gw_turn *first)
+{
+    static const char *const names[] = {
+        "model",       "tools", "tool_choice",      "response_format",
+        "temperature", "top_p", "presence_penalty", "frequency_penalty",
+        "user"};
+    json_t *echo = json_object(), *choices = json_array();
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        json_object_set(echo, names[i], json_object_get(first->json, names[i]));
+    json_object_set_new(echo, "request_id", json_string(first->request_id));
+    for (uint32_t i = 0; i < first->answer_count; i++)
+        json_array_append_new(choices, json_string(first->choices[i]->id.text));
+    json_object_set_new(echo, "choices", choices);
+    char *text = json_dumps(echo, JSON_COMPACT);
+    const char *kept = text ? base_arena_copy(first->arena, text, strlen(text)) : NULL;
+    free(text);
+    json_decref(echo);
+    return kept;
+}
+
+static base_code keep_echo(gw_turn *first, base_err *err)
+{
+    if (first->retention != GW_RETAIN_KEPT)
+        return BASE_OK;
+    first->echo = make_echo(first);
+    return first->echo ? BASE_OK : gw_no_memory(err);
+}
+
 base_code gw_chat_parse(gw_turn *turn, base_err *err)
 {
     chat *c = base_arena_calloc(turn->arena, 1, sizeof(*c));
     if (!c)
         return gw_no_memory(err);
     turn->state_of_dialect = c;
-    turn->response = gw_id_mint("chatcmpl-");
+    snprintf(turn->response.text, sizeof turn->response.text, "chatcmpl-%.24s",
+             turn->id.text + strlen("turn_"));
     eng_text tools;
     GW_TRY(gw_keep_raw(turn, &tools, "tools", err));
     GW_TRY(gw_parse_body(turn, err));
     GW_TRY(read_messages(turn, err));
     GW_TRY(gw_read_tools(turn, &tool_form, tools, err));
-    GW_TRY(gw_chat_read_tool_choice(turn, err));
+    GW_TRY(gw_read_tool_choice(turn, &tool_form, err));
     GW_TRY(read_lengths(turn, err));
     GW_TRY(gw_read_sampling(turn, err));
     GW_TRY(read_logprobs(turn, err));
     GW_TRY(gw_chat_read_thinking(turn, err));
     GW_TRY(read_retention(turn, err));
     GW_TRY(read_hints(turn, err));
-    return read_output(turn, err);
+    GW_TRY(read_output(turn, err));
+    return turn->answer_count == 1 ? keep_echo(turn, err) : BASE_OK;
+}
+
+static base_code choose(gw_turn *turn, base_err *err)
+{
+    const chat *first = state(turn->first);
+    chat *c = base_arena_calloc(turn->arena, 1, sizeof(*c));
+    if (!c)
+        return gw_no_memory(err);
+    *c = (chat){.include_usage = first->include_usage,
+                .continuous_usage = first->continuous_usage,
+                .return_token_ids = first->return_token_ids,
+                .logprobs = first->logprobs,
+                .reasoning_too = first->reasoning_too,
+                .list = {.top = first->list.top}};
+    turn->state_of_dialect = c;
+    if (turn->retention == GW_RETAIN_KEPT)
+        turn->echo = "{}"; /* the first one's tells all, once all are there */
+    return turn->choice + 1 == turn->first->answer_count ? keep_echo(turn->first, err) : BASE_OK;
 }
 
 base_code gw_chat_check(gw_turn *turn, base_err *err)
@@ -458,26 +479,33 @@ static void end_record(gw_turn *turn, bool with_entries, const char *finish)
         base_buf_clear(&c->ids);
     }
     base_buf_puts(out, "}]");
-    if (c->include_usage)
+    if (c->continuous_usage) {
+        const eng_usage usage = gw_turn_usage(turn);
+        base_buf_puts(out, ",");
+        gw_chat_put_counts(out, &usage);
+        base_buf_puts(out, "}");
+    } else if (c->include_usage) {
         base_buf_puts(out, ",\"usage\":null");
+    }
     base_buf_puts(out, "}\n\n");
     gw_write_record(turn, out);
 }
 
-/* `data: {HEAD,"choices":[{"index":0,"delta":` and whatever stands before choices. */
+/* `data: {HEAD,"choices":[{"index":N,"delta":` and whatever stands before choices. */
 static base_buf *begin_record(gw_turn *turn)
 {
     chat *c = state(turn);
+    const base_buf *head = &state(turn->first)->head;
     base_buf_clear(&c->record);
     base_buf_puts(&c->record, "data: {");
-    base_buf_add(&c->record, c->head.data, c->head.length);
+    base_buf_add(&c->record, head->data, head->length);
     return &c->record;
 }
 
 static base_buf *begin_delta(gw_turn *turn)
 {
     base_buf *out = begin_record(turn);
-    base_buf_puts(out, ",\"choices\":[{\"index\":0,\"delta\":");
+    base_buf_printf(out, ",\"choices\":[{\"index\":%u,\"delta\":", turn->choice);
     return out;
 }
 
@@ -486,14 +514,18 @@ static void open_stream(gw_turn *turn)
     chat *c = state(turn);
     gw_turn_stream_begin(turn);
     put_head(turn, &c->head, "chat.completion.chunk");
-    base_buf *out = begin_record(turn);
-    if (c->return_token_ids) {
-        base_buf_puts(out, ",\"prompt_token_ids\":");
-        gw_put_ids(out, turn->prompt.tokens, turn->prompt.token_count);
+    for (uint32_t i = 0; i < turn->choice_count; i++) {
+        base_buf *out = begin_record(turn->choices[i]);
+        if (c->return_token_ids && i == 0) {
+            base_buf_puts(out, ",\"prompt_token_ids\":");
+            gw_put_ids(out, turn->prompt.tokens, turn->prompt.token_count);
+        }
+        base_buf_printf(out,
+                        ",\"choices\":[{\"index\":%u,\"delta\":{\"role\":\"assistant\","
+                        "\"content\":\"\"}",
+                        i);
+        end_record(turn->choices[i], false, NULL);
     }
-    base_buf_puts(out,
-                  ",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}");
-    end_record(turn, false, NULL);
 }
 
 static void step(gw_turn *turn, const eng_event *event)
@@ -504,6 +536,17 @@ static void step(gw_turn *turn, const eng_event *event)
             base_buf_printf(&c->ids, "%s%d", c->ids.length ? "," : "", event->tokens[i]);
     if (c->logprobs)
         gw_logprobs_step(&c->list, turn, event);
+}
+
+/* The names of a call's members. */
+static const char *kind_of(const gw_turn *turn, uint32_t call)
+{
+    return turn->calls[call].custom ? "custom" : "function";
+}
+
+static const char *body_of(const gw_turn *turn, uint32_t call)
+{
+    return turn->calls[call].custom ? "input" : "arguments";
 }
 
 static void part(gw_turn *turn, const eng_part *p)
@@ -540,19 +583,20 @@ static void part(gw_turn *turn, const eng_part *p)
     case ENG_PART_CALL_BEGIN:
         out = begin_delta(turn);
         base_buf_printf(out,
-                        "{\"tool_calls\":[{\"index\":%u,\"id\":\"%s\",\"type\":\"function\","
-                        "\"function\":{\"name\":",
-                        p->call, turn->calls[p->call].id.text);
+                        "{\"tool_calls\":[{\"index\":%u,\"id\":\"%s\",\"type\":\"%s\","
+                        "\"%s\":{\"name\":",
+                        p->call, turn->calls[p->call].id.text, kind_of(turn, p->call),
+                        kind_of(turn, p->call));
         base_buf_json_string(out, p->text, p->length);
-        base_buf_puts(out, ",\"arguments\":\"\"}}]}");
+        base_buf_printf(out, ",\"%s\":\"\"}}]}", body_of(turn, p->call));
         end_record(turn, false, NULL);
         return;
     case ENG_PART_CALL_ARGS:
         if (!p->length)
             return;
         out = begin_delta(turn);
-        base_buf_printf(out,
-                        "{\"tool_calls\":[{\"index\":%u,\"function\":{\"arguments\":", p->call);
+        base_buf_printf(out, "{\"tool_calls\":[{\"index\":%u,\"%s\":{\"%s\":", p->call,
+                        kind_of(turn, p->call), body_of(turn, p->call));
         base_buf_json_string(out, p->text, p->length);
         base_buf_puts(out, "}}]}");
         end_record(turn, false, NULL);
@@ -560,6 +604,12 @@ static void part(gw_turn *turn, const eng_part *p)
     case ENG_PART_CALL_END:
         return;
     }
+}
+
+static void ending(gw_turn *turn)
+{
+    if (turn->retention == GW_RETAIN_KEPT)
+        gw_tell_calls(turn);
 }
 
 static const char *finish_reason(const gw_turn *turn)
@@ -578,17 +628,18 @@ void gw_chat_put_counts(base_buf *out, const eng_usage *usage)
         "\"usage\":{\"prompt_tokens\":%u,\"completion_tokens\":%u,\"total_tokens\":%llu,"
         "\"prompt_tokens_details\":{\"cached_tokens\":%u,\"cache_write_tokens\":%u,\"audio_"
         "tokens\":0},"
-        "\"completion_tokens_details\":{\"reasoning_tokens\":%u,\"accepted_prediction_tokens\":0,"
-        "\"rejected_prediction_tokens\":0,\"audio_tokens\":0}",
+        "\"completion_tokens_details\":{\"reasoning_tokens\":%u,\"accepted_prediction_tokens\":%u,"
+        "\"rejected_prediction_tokens\":%u,\"audio_tokens\":0}",
         usage->prompt_tokens, usage->output_tokens,
         (unsigned long long)usage->prompt_tokens + usage->output_tokens, usage->cached_tokens,
         usage->prompt_tokens - (uint32_t)base_min(usage->cached_tokens, usage->prompt_tokens),
-        usage->reasoning_tokens);
+        usage->reasoning_tokens, usage->predicted_accepted, usage->predicted_rejected);
 }
 
 void gw_chat_put_usage(const gw_turn *turn, base_buf *out)
 {
-    gw_chat_put_counts(out, &turn->usage);
+    const eng_usage usage = gw_turn_usage(turn);
+    gw_chat_put_counts(out, &usage);
     base_buf_puts(out, ",");
     gw_turn_extension(turn, out);
     base_buf_puts(out, "}");
@@ -600,6 +651,8 @@ static void finish_stream(gw_turn *turn)
     base_buf *out = begin_delta(turn);
     base_buf_puts(out, "{}");
     end_record(turn, true, finish_reason(turn));
+    if (!gw_turn_all_told(turn))
+        return;
     if (c->include_usage) {
         out = begin_record(turn);
         base_buf_puts(out, ",\"choices\":[],");
@@ -628,31 +681,14 @@ static void put_message(gw_turn *turn, base_buf *out)
             gw_put_text(out, &turn->reasoning);
         }
     }
-    /* No key without calls: several clients test for its presence. */
-    for (uint32_t i = 0; i < turn->call_count; i++) {
-        const gw_turn_call *call = &turn->calls[i];
-        base_buf_printf(out, "%s{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":",
-                        i ? "," : ",\"tool_calls\":[", call->id.text);
-        gw_put_text(out, &call->name);
-        base_buf_puts(out, ",\"arguments\":");
-        gw_put_text(out, &call->arguments);
-        base_buf_puts(out, "}}");
-    }
-    base_buf_puts(out, turn->call_count ? "]}" : "}");
+    gw_put_calls(out, turn);
+    base_buf_puts(out, "}");
 }
 
-static void finish_whole(gw_turn *turn)
+static void put_choice(gw_turn *turn, base_buf *out)
 {
     chat *c = state(turn);
-    base_buf *out = &c->record;
-    base_buf_clear(out);
-    base_buf_puts(out, "{");
-    put_head(turn, out, "chat.completion");
-    if (c->return_token_ids) {
-        base_buf_puts(out, ",\"prompt_token_ids\":");
-        gw_put_ids(out, turn->prompt.tokens, turn->prompt.token_count);
-    }
-    base_buf_printf(out, ",\"choices\":[{\"index\":0,\"finish_reason\":\"%s\",\"logprobs\":",
+    base_buf_printf(out, "{\"index\":%u,\"finish_reason\":\"%s\",\"logprobs\":", turn->choice,
                     finish_reason(turn));
     if (c->logprobs) {
         base_buf_puts(out, "{\"content\":[");
@@ -666,7 +702,30 @@ static void finish_whole(gw_turn *turn)
         base_buf_puts(out, ",\"token_ids\":");
         gw_put_ids(out, turn->run + turn->lead, turn->run_count - turn->lead);
     }
-    base_buf_puts(out, "}],");
+    base_buf_puts(out, "}");
+}
+
+/* With the last of the choices. */
+static void finish_whole(gw_turn *turn)
+{
+    if (!gw_turn_all_told(turn))
+        return;
+    turn = turn->first;
+    chat *c = state(turn);
+    base_buf *out = &c->record;
+    base_buf_clear(out);
+    base_buf_puts(out, "{");
+    put_head(turn, out, "chat.completion");
+    if (c->return_token_ids) {
+        base_buf_puts(out, ",\"prompt_token_ids\":");
+        gw_put_ids(out, turn->prompt.tokens, turn->prompt.token_count);
+    }
+    base_buf_puts(out, ",\"choices\":[");
+    for (uint32_t i = 0; i < turn->choice_count; i++) {
+        base_buf_puts(out, i ? "," : "");
+        put_choice(turn->choices[i], out);
+    }
+    base_buf_puts(out, "],");
     gw_chat_put_usage(turn, out);
     base_buf_puts(out, "}");
     gw_turn_respond_json(turn, out);
@@ -692,6 +751,10 @@ static void ping(gw_turn *turn)
     /* Comments reset the idle timers of sockets; some clients count parsed events only and may ask
      * for an empty delta. */
     if (state(turn)->keepalive_chunk) {
+        uint32_t open = 0; /* a choice that has ended says nothing more */
+        while (open + 1 < turn->choice_count && turn->choices[open]->is_told)
+            open++;
+        turn = turn->choices[open];
         base_buf *out = begin_delta(turn);
         base_buf_puts(out, "{}");
         end_record(turn, false, NULL);
@@ -714,9 +777,11 @@ static const gw_dialect dialect = {
     .route = "/v1/chat/completions",
     .parse = gw_chat_parse,
     .check = gw_chat_check,
+    .choose = choose,
     .open = open_stream,
     .step = step,
     .part = part,
+    .ending = ending,
     .finish = finish,
     .fail = fail,
     .ping = ping,

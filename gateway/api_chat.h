@@ -15,9 +15,7 @@ void gw_api_chat_handle(gw_app *app, gw_exchange *exchange);
 base_code gw_chat_parse(gw_turn *turn, base_err *err);
 base_code gw_chat_check(gw_turn *turn, base_err *err);
 void gw_chat_deinit(gw_turn *turn);
-/* tool_choice and parallel_tool_calls, once turn->json holds the tools; the thinking mode and the
- * effort in all their forms. */
-base_code gw_chat_read_tool_choice(gw_turn *turn, base_err *err);
+/* The thinking mode and the effort in all their forms. */
 base_code gw_chat_read_thinking(gw_turn *turn, base_err *err);
 /* Appends `"usage":{…` without its end. */
 void gw_chat_put_counts(base_buf *out, const eng_usage *usage);

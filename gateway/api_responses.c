@@ -35,7 +35,7 @@
          */
 
 /* Hosted tools are left out: clients offer them unasked. */
-static const gw_tool_form tool_form = {.schema = "parameters"};
+static const gw_tool_form tool_form = {.schema = "parameters", .custom = true};
 
 typedef struct flush flush;
 typedef gw_responses responses;
@@ -55,25 +55,9 @@ static base_code not_offered(base_err *err, const char *param)
 static base_code read_tool_choice(gw_turn *turn, base_err *err)
 {
     responses *r = state(turn);
-    r->parallel = true;
-    GW_TRY(gw_read_bool(&r->parallel, NULL, turn->json, "", "parallel_tool_calls", err));
-    turn->request.call_max = r->parallel ? 0 : 1;
-    const json_t *choice = json_object_get(turn->json, "tool_choice");
-    if (!choice || json_is_null(choice))
-        return gw_read_tool_mode(turn, "auto", "tool_choice", err);
-    if (json_is_string(choice))
-        return gw_read_tool_mode(turn, json_string_value(choice), "tool_choice", err);
-    if (!json_is_object(choice))
-        return gw_wrong_type("", "tool_choice", "a string or an object", choice, err);
-    const char *type = NULL, *name = NULL;
-    GW_TRY(gw_read_name(&type, choice, "tool_choice", "type", GW_NAME_BYTES_MAX, err));
-    if (type && strcmp(type, "allowed_tools") == 0)
-        return gw_read_allowed_tools(turn, &tool_form, choice, err);
-    GW_TRY(gw_read_name(&name, choice, "tool_choice", "name", GW_NAME_BYTES_MAX, err));
-    if (!name) /* a hosted tool's form; none of those runs here */
-        return gw_read_tool_mode(turn, "auto", "tool_choice", err);
-    turn->request.tool_choice = ENG_TOOL_NAMED;
-    return gw_find_tool(turn, &tool_form, name, "tool_choice", err);
+    GW_TRY(gw_read_tool_choice(turn, &tool_form, err));
+    r->parallel = turn->request.call_max == 0;
+    return BASE_OK;
 }
 
 /* Efforts none and minimal mean no thinking, the others keep the model's mode and become its effort

@@ -3,8 +3,8 @@
  * A completion's prompt is a string, which is tokenized with the special tokens off like all text
  * of clients, or a list of token ids; ids of special tokens need the scope raw, as they could play
  * any role of a conversation. Logprobs, echo and streams in the vendor's old form. Sampling is the
- * chat dialect's. Refused by name: several prompts or answers in one request, suffix, and logprobs
- * of an echoed prompt, which the engine does not keep. */
+ * chat dialect's. Several prompts, each with `n` answers, are choices of one turn, in that order;
+ * best_of beyond n, which would be answers that nobody sees, and suffix are refused by name. */
 #include "gateway/api_text.h"
 
 #include <string.h>
@@ -12,14 +12,19 @@
 #include "engine/base/num.h"
 #include "engine/base/utf8.h"
 #include "gateway/api_chat.h"
+#include "gateway/conf.h"
 #include "gateway/dialect.h"
 
 #define LOGPROBS_MAX 5           /* the vendor's limit */
 #define OUTPUT_TOKENS_DEFAULT 16 /* the vendor's default */
 #define TOKENS_MAX (1u << 26)    /* of a text that is only counted; bodies are bounded */
+#define CHOICES_MAX 128          /* prompts, each with all its answers */
 
 typedef struct text {
     eng_text prompt; /* NULL data: ids were sent */
+    /* The list of prompts that were sent, NULL for a single one; answers to each. The first's. */
+    const json_t *prompts;
+    uint32_t each;
     int32_t *tokens;
     uint32_t token_count;
     bool echo, include_usage, logprobs;
@@ -43,36 +48,41 @@ static base_code make_state(gw_turn *turn, base_err *err)
     return turn->state_of_dialect ? BASE_OK : gw_no_memory(err);
 }
 
-static base_code read_prompt(gw_turn *turn, base_err *err)
+/* One prompt; `name` is its place in the body. */
+static base_code read_prompt(gw_turn *turn, const json_t *prompt, const char *name, base_err *err)
 {
-    const json_t *prompt = json_object_get(turn->json, "prompt");
-    /* A list of one prompt is that prompt. */
-    const json_t *first = json_array_get(prompt, 0);
-    if (json_is_string(first) || json_is_array(first)) {
-        if (json_array_size(prompt) > 1)
-            return base_fail_param(err, BASE_UNSUPPORTED, "prompt",
-                                   "prompt has %zu prompts, the limit is 1 a request",
-                                   json_array_size(prompt));
-        prompt = first;
-    }
+    text *t = state(turn);
     if (json_is_string(prompt)) {
-        state(turn)->prompt = (eng_text){json_string_value(prompt), json_string_length(prompt)};
+        t->prompt = gw_text_of_json(prompt);
         return BASE_OK;
     }
     if (!json_is_array(prompt))
-        return gw_wrong_type("", "prompt", "a string or an array of token ids", prompt, err);
-    return gw_read_tokens(turn, &state(turn)->tokens, &state(turn)->token_count, prompt, "prompt",
-                          err);
+        return gw_wrong_type("", name, "a string or an array of token ids", prompt, err);
+    return gw_read_tokens(turn, &t->tokens, &t->token_count, prompt, name, err);
 }
 
-static base_code refuse_many(gw_turn *turn, const char *name, base_err *err)
+static base_code read_prompts(gw_turn *turn, base_err *err)
 {
-    int64_t count = 1;
-    GW_TRY(gw_read_int(&count, NULL, turn->json, "", name, 1, 128, err));
-    if (count > 1)
-        return base_fail_param(err, BASE_UNSUPPORTED, name, "%s %lld exceeds the limit of 1", name,
-                               (long long)count);
-    return BASE_OK;
+    text *t = state(turn);
+    const json_t *prompt = json_object_get(turn->json, "prompt"),
+                 *first = json_array_get(prompt, 0);
+    int64_t n = 1, best = 1;
+    bool best_of = false;
+    GW_TRY(gw_read_int(&n, NULL, turn->json, "", "n", 1, turn->app->conf->limits_n_max, err));
+    GW_TRY(gw_read_int(&best, &best_of, turn->json, "", "best_of", 1, CHOICES_MAX, err));
+    if (best_of && best != n)
+        return gw_unsupported(err, "best_of", "best_of %lld is not n, which is %lld",
+                              (long long)best, (long long)n);
+    t->each = (uint32_t)n;
+    bool many = json_is_string(first) || json_is_array(first);
+    size_t count = many ? json_array_size(prompt) : 1;
+    if (count > CHOICES_MAX / (size_t)n)
+        return base_fail_param(err, BASE_INVALID, "prompt",
+                               "prompt has %zu prompts, the limit is %lld with n %lld", count,
+                               CHOICES_MAX / (long long)n, (long long)n);
+    turn->answer_count = (uint32_t)(count * (size_t)n);
+    t->prompts = count > 1 ? prompt : NULL;
+    return read_prompt(turn, many ? first : prompt, count > 1 ? "prompt[0]" : "prompt", err);
 }
 
 static base_code read_completion(gw_turn *turn, base_err *err)
@@ -84,8 +94,6 @@ static base_code read_completion(gw_turn *turn, base_err *err)
     eng_text suffix = {0};
     turn->request.max_tokens = OUTPUT_TOKENS_DEFAULT;
     GW_TRY(gw_read_limit(turn, "max_tokens", NULL, err));
-    GW_TRY(refuse_many(turn, "n", err));
-    GW_TRY(refuse_many(turn, "best_of", err));
     GW_TRY(gw_read_text(&suffix, json, "", "suffix", err));
     if (suffix.length)
         return base_fail_param(err, BASE_UNSUPPORTED, "suffix",
@@ -111,13 +119,19 @@ static base_code parse_completion(gw_turn *turn, base_err *err)
     GW_TRY(make_state(turn, err));
     turn->response = gw_id_mint("cmpl-");
     GW_TRY(gw_parse_body(turn, err));
-    GW_TRY(read_prompt(turn, err));
+    GW_TRY(read_prompts(turn, err));
     GW_TRY(read_completion(turn, err));
     GW_TRY(gw_read_sampling(turn, err));
     turn->request.parse = ENG_PARSE_RAW;
     turn->chat.no_generation_prompt =
         true; /* so the ledger keeps it, but as no one's turn to say */
     return BASE_OK;
+}
+
+static void name_prompt(const gw_turn *turn, char name[GW_PATH_BYTES])
+{
+    const text *first = state((gw_turn *)turn->first);
+    gw_name_path(name, first->prompts ? "prompt[%u]" : "prompt", turn->choice / first->each);
 }
 
 static bool same_tokens(const int32_t *a, uint32_t a_count, const int32_t *b, uint32_t b_count)
@@ -141,6 +155,8 @@ static base_code check_scope(gw_turn *turn, base_err *err)
     if (same_tokens(plain, plain_count, special, special_count))
         return BASE_OK;
     base_code code = BASE_OK;
+    char name[GW_PATH_BYTES];
+    name_prompt(turn, name);
     base_buf one;
     base_buf_init(&one, 0);
     for (uint32_t i = 0; i < t->token_count && !code; i++) {
@@ -155,10 +171,10 @@ static base_code check_scope(gw_turn *turn, base_err *err)
         code =
             eng_tokenize(engine, &plain, &plain_count, bytes, false, TOKENS_MAX, turn->arena, err);
         if (!code && !same_tokens(plain, plain_count, &t->tokens[i], 1))
-            code = base_fail_param(err, BASE_DENIED, "prompt",
-                                   "prompt[%u] is the special token %d, which needs a key with the "
+            code = base_fail_param(err, BASE_DENIED, name,
+                                   "%s[%u] is the special token %d, which needs a key with the "
                                    "scope raw",
-                                   i, t->tokens[i]);
+                                   name, i, t->tokens[i]);
     }
     base_buf_deinit(&one);
     return code;
@@ -180,15 +196,38 @@ static base_code make_prompt(gw_turn *turn, base_err *err)
 static base_code render_completion(gw_turn *turn, base_err *err)
 {
     uint32_t window = eng_get_info(turn->app->engine)->context_max;
+    char name[GW_PATH_BYTES];
+    name_prompt(turn, name);
     GW_TRY(make_prompt(turn, err));
     if (!turn->prompt.token_count)
-        return base_fail_param(err, BASE_INVALID, "prompt", "prompt must not be empty");
+        return base_fail_param(err, BASE_INVALID, name, "%s must not be empty", name);
     if (turn->prompt.token_count >= window)
-        return base_fail_param(err, BASE_TOO_LONG, "prompt",
+        return base_fail_param(err, BASE_TOO_LONG, name,
                                "This model's maximum context length is %u tokens. However, you "
                                "requested %u tokens in the prompt. Please reduce its length.",
                                window, turn->prompt.token_count);
     return state(turn)->prompt.data ? BASE_OK : check_scope(turn, err);
+}
+
+static base_code choose(gw_turn *turn, base_err *err)
+{
+    const text *first = state(turn->first);
+    GW_TRY(make_state(turn, err));
+    text *t = state(turn);
+    t->echo = first->echo;
+    t->include_usage = first->include_usage;
+    t->logprobs = first->logprobs;
+    uint32_t prompt = turn->choice / first->each;
+    if (turn->choice % first->each) {
+        turn->leader = turn->first->choices[prompt * first->each];
+        turn->prompt = turn->leader->prompt;
+        return BASE_OK;
+    }
+    turn->leader = turn;
+    char name[GW_PATH_BYTES];
+    name_prompt(turn, name);
+    GW_TRY(read_prompt(turn, json_array_get(first->prompts, prompt), name, err));
+    return render_completion(turn, err);
 }
 
 /* ---- writing ---- */
@@ -218,7 +257,7 @@ static size_t characters(const char *bytes, size_t length)
 
 static void put_echo(gw_turn *turn, base_buf *out)
 {
-    text *t = state(turn);
+    const text *t = state(turn->leader);
     if (t->prompt.data)
         base_buf_json_string(out, t->prompt.data, t->prompt.length);
     else
@@ -300,14 +339,14 @@ static void step(gw_turn *turn, const eng_event *event)
         add_logprob(turn, &event->logprobs[i]);
 }
 
-/* `data: {HEAD,"choices":[{"index":0,"text":` */
+/* `data: {HEAD,"choices":[{"index":N,"text":` */
 static base_buf *begin_record(gw_turn *turn)
 {
     base_buf *out = &state(turn)->record;
     base_buf_clear(out);
     base_buf_puts(out, "data: {");
     gw_put_head(turn, out, "text_completion");
-    base_buf_puts(out, ",\"choices\":[{\"index\":0,\"text\":");
+    base_buf_printf(out, ",\"choices\":[{\"index\":%u,\"text\":", turn->choice);
     return out;
 }
 
@@ -330,10 +369,10 @@ static void end_record(gw_turn *turn, const char *finish)
 static void open_stream(gw_turn *turn)
 {
     gw_turn_stream_begin(turn);
-    if (!state(turn)->echo)
-        return;
-    put_echo(turn, begin_record(turn));
-    end_record(turn, NULL);
+    for (uint32_t i = 0; i < turn->choice_count && state(turn)->echo; i++) {
+        put_echo(turn->choices[i], begin_record(turn->choices[i]));
+        end_record(turn->choices[i], NULL);
+    }
 }
 
 static void part(gw_turn *turn, const eng_part *p)
@@ -353,6 +392,8 @@ static void finish_stream(gw_turn *turn)
 {
     base_buf_puts(begin_record(turn), "\"\"");
     end_record(turn, finish_reason(turn));
+    if (!gw_turn_all_told(turn))
+        return;
     if (state(turn)->include_usage) {
         base_buf *out = &state(turn)->record;
         base_buf_clear(out);
@@ -388,16 +429,23 @@ static void finish_completion(gw_turn *turn)
         finish_stream(turn);
         return;
     }
-    text *t = state(turn);
-    base_buf *out = &t->record;
+    if (!gw_turn_all_told(turn))
+        return;
+    turn = turn->first;
+    base_buf *out = &state(turn)->record;
     base_buf_clear(out);
     base_buf_puts(out, "{");
     gw_put_head(turn, out, "text_completion");
-    base_buf_puts(out, ",\"choices\":[{\"index\":0,\"text\":");
-    put_text(turn, out);
-    base_buf_puts(out, ",\"logprobs\":");
-    put_logprobs(t, out);
-    base_buf_printf(out, ",\"finish_reason\":\"%s\"}],", finish_reason(turn));
+    base_buf_puts(out, ",\"choices\":[");
+    for (uint32_t i = 0; i < turn->choice_count; i++) {
+        gw_turn *choice = turn->choices[i];
+        base_buf_printf(out, "%s{\"index\":%u,\"text\":", i ? "," : "", i);
+        put_text(choice, out);
+        base_buf_puts(out, ",\"logprobs\":");
+        put_logprobs(state(choice), out);
+        base_buf_printf(out, ",\"finish_reason\":\"%s\"}", finish_reason(choice));
+    }
+    base_buf_puts(out, "],");
     gw_chat_put_usage(turn, out);
     base_buf_puts(out, "}");
     gw_turn_respond_json(turn, out);
@@ -423,6 +471,7 @@ static const gw_dialect completions = {
     .route = "/v1/completions",
     .parse = parse_completion,
     .render = render_completion,
+    .choose = choose,
     .open = open_stream,
     .step = step,
     .part = part,

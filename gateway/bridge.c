@@ -237,6 +237,24 @@ static void *ticker_main(void *ctx)
 
 /* ---- ports ---- */
 
+static base_code join_lane(gw_port *port, gw_lane *lane, base_err *err)
+{
+    gw_bridge *bridge = lane->bridge;
+    gw_batch *reserve = batch_new();
+    if (!reserve)
+        return base_fail(err, BASE_NOMEM, "no memory for a request");
+    port->lane = lane;
+    port->starved = false;
+    port->last_resort = reserve;
+    atomic_fetch_add(&lane->open, 1);
+    if (atomic_fetch_add(&bridge->open, 1) == 0 && bridge->ticker_runs) {
+        pthread_mutex_lock(&bridge->mutex);
+        pthread_cond_signal(&bridge->wake);
+        pthread_mutex_unlock(&bridge->mutex);
+    }
+    return BASE_OK;
+}
+
 base_code gw_port_open(gw_bridge *bridge, gw_port *port, gw_loop *loop, base_err *err)
 {
     uint32_t count = atomic_load_explicit(&bridge->lane_count, memory_order_acquire);
@@ -265,24 +283,22 @@ base_code gw_port_open(gw_bridge *bridge, gw_port *port, gw_loop *loop, base_err
             return base_fail(err, BASE_FULL, "more than %d loops", GW_LANES_MAX);
         }
     }
-    gw_batch *reserve = batch_new();
-    if (!reserve)
-        return base_fail(err, BASE_NOMEM, "no memory for a request");
-    port->lane = lane;
-    port->starved = false;
-    port->last_resort = reserve;
+    base_code code = join_lane(port, lane, err);
+    if (code)
+        return code;
+    port->ticks = true;
     port->prev = NULL;
     port->next = lane->ports;
     if (port->next)
         port->next->prev = port;
     lane->ports = port;
-    atomic_fetch_add(&lane->open, 1);
-    if (atomic_fetch_add(&bridge->open, 1) == 0 && bridge->ticker_runs) {
-        pthread_mutex_lock(&bridge->mutex);
-        pthread_cond_signal(&bridge->wake);
-        pthread_mutex_unlock(&bridge->mutex);
-    }
     return BASE_OK;
+}
+
+base_code gw_port_join(gw_port *port, gw_port *open, base_err *err)
+{
+    port->ticks = false;
+    return join_lane(port, open->lane, err);
 }
 
 void gw_port_close(gw_port *port)
@@ -290,7 +306,7 @@ void gw_port_close(gw_port *port)
     gw_lane *lane = port->lane;
     if (port->prev)
         port->prev->next = port->next;
-    else
+    else if (port->ticks)
         lane->ports = port->next;
     if (port->next)
         port->next->prev = port->prev;

@@ -25,6 +25,7 @@ typedef struct gw_port {
     /* ---- */
     gw_lane *lane;
     struct gw_port *prev, *next; /* the lane's list; loop */
+    bool ticks;                  /* it stands in that list */
     bool starved;                /* engine thread: an event could not be copied, DONE will say so */
     struct gw_batch *last_resort; /* for a DONE without memory; owned until used */
 } gw_port;
@@ -41,5 +42,8 @@ bool gw_bridge_drain(gw_bridge *bridge, uint32_t timeout_ms);
 /* BASE_NOMEM; BASE_FULL past GW_LANES_MAX loops. Thread: `loop`'s, as for close. */
 #define GW_LANES_MAX 256
 base_code gw_port_open(gw_bridge *bridge, gw_port *port, gw_loop *loop, base_err *err);
+/* One more end without ticks, at the loop of an open port. Thread: any, as long as that one stays
+ * open. */
+base_code gw_port_join(gw_port *port, gw_port *open, base_err *err);
 void gw_port_close(gw_port *port);
 uint32_t gw_bridge_open_ports(const gw_bridge *bridge); /* thread: any */

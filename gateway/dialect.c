@@ -249,6 +249,93 @@ static bool is_function(const gw_tool_form *form, const json_t *tool)
     return !type || strcmp(type, "function") == 0 || (custom_too && strcmp(type, "custom") == 0);
 }
 
+static bool is_custom(const gw_tool_form *form, const json_t *tool)
+{
+    const char *type = json_string_value(json_object_get(tool, "type"));
+    return form->custom && type && strcmp(type, "custom") == 0;
+}
+
+static base_code check_name(const char *name, const char *where, base_err *err)
+{
+    char param[GW_PATH_BYTES + 8];
+    if (!name)
+        return gw_wrong_type(where, "name", "a string", NULL, err);
+    if (good_tool_name(name))
+        return BASE_OK;
+    snprintf(param, sizeof param, "%s.name", where);
+    return base_fail_param(err, BASE_INVALID, param,
+                           "%s must have 1 to %d letters, digits, '_', '-', '.' or ':'", param,
+                           GW_TOOL_NAME_MAX);
+}
+
+/* What a custom tool's input must look like: text, or a grammar of a regular expression or in
+ * GBNF. One in lark, which cannot be held to, is refused or, where tools may be left out, told to
+ * the model (`*told`). */
+static base_code read_input_format(eng_format *out, const char **told, const gw_tool_form *form,
+                                   const json_t *tool, const char *path, base_err *err)
+{
+    json_t *format, *inner;
+    const char *type = NULL, *syntax = NULL;
+    char where[GW_PATH_BYTES], at[GW_PATH_BYTES];
+    *out = (eng_format){.kind = ENG_FORMAT_TEXT};
+    GW_TRY(gw_read_object(&format, tool, path, "format", err));
+    if (!format)
+        return BASE_OK;
+    gw_name_path(where, "%s.format", path);
+    GW_TRY(gw_read_name(&type, format, where, "type", GW_NAME_BYTES_MAX, err));
+    if (!type || strcmp(type, "text") == 0)
+        return BASE_OK;
+    if (strcmp(type, "grammar") != 0) {
+        gw_name_path(at, "%s.type", where);
+        return gw_unsupported(err, at, "%s '%.*s' is none of text, grammar", at, gw_shown(type, 32),
+                              type);
+    }
+    GW_TRY(gw_read_object(&inner, format, where, "grammar", err));
+    if (inner)
+        gw_name_path(where, "%s.format.grammar", path);
+    const json_t *grammar = inner ? inner : format;
+    GW_TRY(gw_read_name(&syntax, grammar, where, "syntax", GW_NAME_BYTES_MAX, err));
+    GW_TRY(gw_read_text(&out->text, grammar, where, "definition", err));
+    if (!out->text.length)
+        return gw_wrong_type(where, "definition", "a string", NULL, err);
+    if (syntax && strcmp(syntax, "regex") == 0)
+        out->kind = ENG_FORMAT_REGEX;
+    else if (syntax && strcmp(syntax, "gbnf") == 0)
+        out->kind = ENG_FORMAT_GBNF;
+    else if (syntax && strcmp(syntax, "lark") == 0 && !form->strict)
+        *told = "lark";
+    else {
+        gw_name_path(at, "%s.syntax", where);
+        return gw_unsupported(err, at, "%s '%.*s' is none of regex, gbnf", at,
+                              gw_shown(syntax ? syntax : "", 32), syntax ? syntax : "");
+    }
+    return BASE_OK;
+}
+
+static base_code read_custom(gw_turn *turn, eng_text *out, eng_format *input,
+                             const gw_tool_form *form, const json_t *tool, const char *path,
+                             base_err *err)
+{
+    const char *name = NULL, *told = NULL;
+    eng_text description = {0};
+    char where[GW_PATH_BYTES];
+    json_t *inner = NULL;
+    if (form->inner)
+        GW_TRY(gw_read_object(&inner, tool, path, "custom", err));
+    if (form->inner && !inner)
+        return gw_wrong_type(path, "custom", "an object", NULL, err);
+    gw_name_path(where, inner ? "%s.custom" : "%s", path);
+    tool = inner ? inner : tool;
+    GW_TRY(gw_read_name(&name, tool, where, "name", GW_NAME_BYTES_MAX, err));
+    GW_TRY(check_name(name, where, err));
+    GW_TRY(gw_read_text(&description, tool, where, "description", err));
+    GW_TRY(read_input_format(input, &told, form, tool, where, err));
+    base_buf json;
+    base_buf_init(&json, 0);
+    gw_put_custom(&json, gw_text_of(name), description, told, input->text);
+    return gw_keep(turn, out, &json, err);
+}
+
 static base_code read_tool(gw_turn *turn, eng_text *out, const gw_tool_form *form,
                            const json_t *tool, eng_text raw, const char *path, base_err *err)
 {
@@ -267,15 +354,7 @@ static base_code read_tool(gw_turn *turn, eng_text *out, const gw_tool_form *for
         gw_name_path(where, "%s.%s", path, form->inner);
     }
     GW_TRY(gw_read_name(&name, tool, where, "name", GW_NAME_BYTES_MAX, err));
-    if (!name)
-        return gw_wrong_type(where, "name", "a string", NULL, err);
-    if (!good_tool_name(name)) {
-        char param[GW_PATH_BYTES + 8];
-        snprintf(param, sizeof param, "%s.name", where);
-        return base_fail_param(err, BASE_INVALID, param,
-                               "%s must have 1 to %d letters, digits, '_', '-', '.' or ':'", param,
-                               GW_TOOL_NAME_MAX);
-    }
+    GW_TRY(check_name(name, where, err));
     GW_TRY(gw_read_text(&description, tool, where, "description", err));
     GW_TRY(gw_read_object(&schema, tool, where, form->schema, err));
     if (form->inner)
@@ -305,7 +384,8 @@ base_code gw_read_tools(gw_turn *turn, const gw_tool_form *form, eng_text raw, b
         return BASE_OK;
     eng_text *texts = base_arena_calloc(turn->arena, count, sizeof(*texts));
     bool *strict = base_arena_calloc(turn->arena, count, sizeof(*strict));
-    if (!texts || !strict)
+    eng_format *inputs = base_arena_calloc(turn->arena, count, sizeof(*inputs));
+    if (!texts || !strict || !inputs)
         return gw_no_memory(err);
     turn->output.strict = strict;
     base_json array;
@@ -319,6 +399,13 @@ base_code gw_read_tools(gw_turn *turn, const gw_tool_form *form, eng_text raw, b
         if (!json_is_object(tool))
             return gw_wrong_type(path, "", "an object", tool, err);
         GW_TRY(gw_read_name(&type, tool, path, "type", GW_NAME_BYTES_MAX, err));
+        if (is_custom(form, tool)) {
+            uint32_t nth = turn->chat.tool_count++;
+            GW_TRY(read_custom(turn, &texts[nth], &inputs[nth], form, tool, path, err));
+            turn->custom_tools = tools;
+            turn->output.inputs = inputs;
+            continue;
+        }
         if (!is_function(form, tool)) {
             if (!form->strict)
                 continue; /* run by the vendor's servers; clients offer them unasked */
@@ -334,9 +421,16 @@ base_code gw_read_tools(gw_turn *turn, const gw_tool_form *form, eng_text raw, b
     return BASE_OK;
 }
 
+/* It stands in the prompt. */
+static bool is_offered(const gw_tool_form *form, const json_t *tool)
+{
+    return is_function(form, tool) || is_custom(form, tool);
+}
+
 static const char *tool_name(const gw_tool_form *form, const json_t *tool)
 {
-    const json_t *inner = form->inner ? json_object_get(tool, form->inner) : NULL;
+    const char *member = is_custom(form, tool) ? "custom" : form->inner;
+    const json_t *inner = form->inner ? json_object_get(tool, member) : NULL;
     return json_string_value(json_object_get(inner ? inner : tool, "name"));
 }
 
@@ -346,7 +440,7 @@ base_code gw_find_tool(gw_turn *turn, const gw_tool_form *form, const char *name
     const json_t *tools = json_object_get(turn->json, "tools");
     for (size_t i = 0; i < json_array_size(tools); i++) {
         const json_t *tool = json_array_get(tools, i);
-        const char *have = is_function(form, tool) ? tool_name(form, tool) : NULL;
+        const char *have = is_offered(form, tool) ? tool_name(form, tool) : NULL;
         if (have && strcmp(have, name) == 0) {
             turn->request.tool_name = gw_text_of(have);
             return BASE_OK;
@@ -383,7 +477,7 @@ static void allow_tool(gw_turn *turn, const gw_tool_form *form, bool *allowed, c
     uint32_t at = 0;
     for (size_t i = 0; i < json_array_size(tools) && at < turn->chat.tool_count; i++) {
         const json_t *tool = json_array_get(tools, i);
-        if (!is_function(form, tool))
+        if (!is_offered(form, tool))
             continue;
         const char *have = tool_name(form, tool);
         allowed[at] = allowed[at] || (have && strcmp(have, name) == 0);
@@ -420,6 +514,42 @@ base_code gw_read_allowed_tools(gw_turn *turn, const gw_tool_form *form, const j
     if (single && turn->request.tool_name.data)
         turn->request.tool_choice = ENG_TOOL_NAMED;
     return BASE_OK;
+}
+
+base_code gw_read_tool_choice(gw_turn *turn, const gw_tool_form *form, base_err *err)
+{
+    const json_t *choice = json_object_get(turn->json, "tool_choice");
+    bool parallel = true;
+    GW_TRY(gw_read_bool(&parallel, NULL, turn->json, "", "parallel_tool_calls", err));
+    turn->request.call_max = parallel ? 0 : 1;
+    if (!choice || json_is_null(choice))
+        return gw_read_tool_mode(turn, "auto", "tool_choice", err);
+    if (json_is_string(choice))
+        return gw_read_tool_mode(turn, json_string_value(choice), "tool_choice", err);
+    if (!json_is_object(choice))
+        return gw_wrong_type("", "tool_choice", "a string or an object", choice, err);
+    const char *type = NULL, *name = NULL;
+    GW_TRY(gw_read_name(&type, choice, "tool_choice", "type", GW_NAME_BYTES_MAX, err));
+    if (type && strcmp(type, "allowed_tools") == 0)
+        return gw_read_allowed_tools(turn, form, choice, err);
+    bool names = !type || strcmp(type, "function") == 0 || strcmp(type, "custom") == 0 ||
+                 strcmp(type, "tool") == 0;
+    if (!names && form->strict)
+        return gw_read_tool_mode(turn, type, "tool_choice.type", err);
+    const char *member = type && strcmp(type, "custom") == 0 ? "custom" : "function";
+    char path[GW_PATH_BYTES], param[GW_PATH_BYTES];
+    json_t *inner = NULL;
+    if (form->inner)
+        GW_TRY(gw_read_object(&inner, choice, "tool_choice", member, err));
+    gw_name_path(path, inner ? "tool_choice.%s" : "tool_choice", member);
+    GW_TRY(gw_read_name(&name, inner ? inner : choice, path, "name", GW_NAME_BYTES_MAX, err));
+    if (!name && !form->strict)
+        return gw_read_tool_mode(turn, "auto", "tool_choice", err);
+    gw_name_path(param, form->inner ? "tool_choice.%s.name" : "tool_choice", member);
+    if (!name)
+        return base_fail_param(err, BASE_INVALID, param, "tool_choice names no %s", member);
+    turn->request.tool_choice = ENG_TOOL_NAMED;
+    return gw_find_tool(turn, form, name, param, err);
 }
 
 /* ---- the other fields ---- */
@@ -582,6 +712,8 @@ base_code gw_read_sampling(gw_turn *turn, base_err *err)
     sampling->min_tokens = (uint32_t)number;
     GW_TRY(gw_read_bool(&sampling->ignore_eos, NULL, gw_holder(turn, "ignore_eos"), "",
                         "ignore_eos", err));
+    GW_TRY(gw_read_bool(&turn->shows_stop, NULL, gw_holder(turn, "include_stop_str_in_output"), "",
+                        "include_stop_str_in_output", err));
     GW_TRY(read_stop_tokens(turn, err));
     GW_TRY(read_bias(turn, err));
     return gw_read_stops(turn, "stop", STOPS_MAX, err);
@@ -605,9 +737,13 @@ void gw_set_effort(gw_turn *turn, const char *effort)
 
 void gw_set_effort_or_none(gw_turn *turn, const char *effort)
 {
-    if (effort && (strcmp(effort, "none") == 0 || strcmp(effort, "minimal") == 0))
-        turn->chat.thinking = ENG_THINK_DISABLED;
+    bool none = effort && (strcmp(effort, "none") == 0 || strcmp(effort, "minimal") == 0);
     gw_set_effort(turn, effort);
+    if (none)
+        turn->chat.thinking = ENG_THINK_DISABLED;
+    else if (turn->chat.effort.length &&
+             eng_get_info(turn->app->engine)->thinking == ENG_THINK_DISABLED)
+        turn->chat.thinking = ENG_THINK_ENABLED;
 }
 
 base_code gw_read_metadata(gw_turn *turn, base_err *err)
@@ -654,6 +790,32 @@ base_code gw_read_label(gw_turn *turn, base_err *err)
     return gw_read_text(&turn->cache_salt, gw_holder(turn, "cache_salt"), "", "cache_salt", err);
 }
 
+base_code gw_read_prediction(gw_turn *turn, base_err *err)
+{
+    json_t *prediction;
+    const char *type = NULL;
+    eng_text text;
+    int32_t *tokens;
+    GW_TRY(gw_read_object(&prediction, turn->json, "", "prediction", err));
+    if (!prediction)
+        return BASE_OK;
+    GW_TRY(gw_read_name(&type, prediction, "prediction", "type", GW_NAME_BYTES_MAX, err));
+    if (type && strcmp(type, "content") != 0)
+        return gw_unsupported(err, "prediction.type", "prediction.type '%.*s' is not content",
+                              gw_shown(type, 32), type);
+    GW_TRY(gw_read_content(turn, &text, json_object_get(prediction, "content"),
+                           "prediction.content", err));
+    if (turn->dialect->dry || !text.length)
+        return BASE_OK;
+    base_code code = eng_tokenize(turn->app->engine, &tokens, &turn->request.prediction_count, text,
+                                  false, ENG_PREDICTION_MAX, turn->arena, err);
+    if (code == BASE_TOO_LONG)
+        return base_fail_param(err, BASE_INVALID, "prediction.content",
+                               "prediction.content has more than %u tokens", ENG_PREDICTION_MAX);
+    turn->request.prediction = tokens;
+    return code;
+}
+
 base_code gw_read_hints(gw_turn *turn, const char *const *names, size_t count, base_err *err)
 {
     for (size_t i = 0; i < count; i++) {
@@ -697,6 +859,41 @@ double gw_shown_logprob(float logprob)
     return isfinite(logprob) ? (double)logprob : -9999.0;
 }
 
+void gw_put_call_body(base_buf *out, const gw_turn_call *call)
+{
+    const char *kind = call->custom ? "custom" : "function";
+    base_buf_printf(out, ",\"type\":\"%s\",\"%s\":{\"name\":", kind, kind);
+    gw_put_text(out, &call->name);
+    base_buf_puts(out, call->custom ? ",\"input\":" : ",\"arguments\":");
+    gw_put_text(out, gw_call_shown(call));
+    base_buf_puts(out, "}");
+}
+
+void gw_put_calls(base_buf *out, const gw_turn *turn)
+{
+    for (uint32_t i = 0; i < turn->call_count; i++) {
+        base_buf_printf(out, "%s{\"id\":\"%s\"", i ? "," : ",\"tool_calls\":[",
+                        turn->calls[i].id.text);
+        gw_put_call_body(out, &turn->calls[i]);
+        base_buf_puts(out, "}");
+    }
+    base_buf_puts(out, turn->call_count ? "]" : "");
+}
+
+void gw_tell_calls(gw_turn *turn)
+{
+    if (!turn->call_count)
+        return;
+    base_buf out;
+    base_buf_init(&out, 0);
+    for (uint32_t i = 0; i < turn->call_count; i++)
+        base_buf_printf(&out, "%s\"%s\"", i ? "," : "{\"calls\":[", turn->calls[i].id.text);
+    base_buf_puts(&out, "]}");
+    turn->told = out.failed ? NULL : base_arena_copy(turn->arena, out.data, out.length);
+    turn->lossy |= !turn->told;
+    base_buf_deinit(&out);
+}
+
 bool gw_turn_called(const gw_turn *turn)
 {
     return turn->finish == ENG_FINISH_CALLS || (turn->call_count && turn->calls[0].whole);
@@ -738,21 +935,29 @@ void gw_fail_plain(gw_turn *turn, base_buf *record, const gw_error_row *row, con
 
 /* ---- lists ---- */
 
+void gw_percent_decode(char *text)
+{
+    char *to = text;
+    for (const char *p = text; *p; p++) {
+        unsigned byte = 0;
+        if (*p == '%' && isxdigit((unsigned char)p[1]) && isxdigit((unsigned char)p[2])) {
+            sscanf(p + 1, "%2x", &byte);
+            p += 2;
+        }
+        *to++ = byte ? (char)byte : *p;
+    }
+    *to = '\0';
+}
+
 bool gw_query_value(const char *query, const char *name, char *out, size_t size)
 {
-    size_t length = strlen(name), at = 0;
+    size_t length = strlen(name);
     for (const char *p = query; *p; p += strcspn(p, "&"), p += *p == '&') {
         if (strncmp(p, name, length) != 0 || p[length] != '=')
             continue;
-        for (p += length + 1; *p && *p != '&' && at + 1 < size; p++) {
-            unsigned byte = 0;
-            if (*p == '%' && isxdigit((unsigned char)p[1]) && isxdigit((unsigned char)p[2])) {
-                sscanf(p + 1, "%2x", &byte);
-                p += 2;
-            }
-            out[at++] = byte ? (char)byte : *p;
-        }
-        out[at] = '\0';
+        p += length + 1;
+        snprintf(out, size, "%.*s", (int)strcspn(p, "&"), p);
+        gw_percent_decode(out);
         return true;
     }
     return false;

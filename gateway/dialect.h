@@ -71,6 +71,7 @@ typedef struct gw_tool_form {
     const char *inner;  /* member that holds the function; NULL: the tool itself does */
     const char *schema; /* member of the parameters */
     bool strict;        /* other kinds of tools are refused; else they are left out of the prompt */
+    bool custom;        /* those of type "custom" are custom tools, see call.h */
 } gw_tool_form;
 
 /* `raw` is the text of the array: the schemas' numbers and the order of their members must reach
@@ -78,6 +79,9 @@ typedef struct gw_tool_form {
  * stand in the order in which clients of the form with it send them, so that a session may change
  * its dialect and keep its cache. */
 base_code gw_read_tools(gw_turn *turn, const gw_tool_form *form, eng_text raw, base_err *err);
+/* tool_choice and parallel_tool_calls in OpenAI's forms, once turn->json holds the tools. A choice
+ * of a tool that is left out of the prompt, if such are, is none. */
+base_code gw_read_tool_choice(gw_turn *turn, const gw_tool_form *form, base_err *err);
 /* Makes it the request's tool_name. */
 base_code gw_find_tool(gw_turn *turn, const gw_tool_form *form, const char *name, const char *param,
                        base_err *err);
@@ -92,7 +96,8 @@ base_code gw_read_allowed_tools(gw_turn *turn, const gw_tool_form *form, const j
 
 /* temperature, top_p, top_k, seed. */
 base_code gw_read_sampling_basic(gw_turn *turn, base_err *err);
-/* Those, penalties, min_p, min_tokens, ignore_eos, stop_token_ids, logit_bias and stop. */
+/* Those, penalties, min_p, min_tokens, ignore_eos, stop_token_ids, logit_bias, stop and
+ * include_stop_str_in_output. */
 base_code gw_read_sampling(gw_turn *turn, base_err *err);
 /* A string or an array of at most `max` strings. */
 base_code gw_read_stops(gw_turn *turn, const char *name, uint32_t max, base_err *err);
@@ -104,13 +109,16 @@ base_code gw_read_limit(gw_turn *turn, const char *name, bool *seen, base_err *e
 /* The levels of effort that a model knows. An unknown one is a hint that nobody understands and is
  * ignored, so that no client text lands in the system turn. NULL is fine. */
 void gw_set_effort(gw_turn *turn, const char *effort);
-/* The same, and `none` and `minimal` mean no thinking. */
+/* The same, and `none` and `minimal` mean no thinking; the others wake a model that does not think
+ * unless it is asked to. */
 void gw_set_effort_or_none(gw_turn *turn, const char *effort);
 /* A map of strings within the vendor's bounds, as JSON. */
 base_code gw_read_metadata(gw_turn *turn, base_err *err);
 /* The session's label: session_id, else the header's name (there already), else prompt_cache_key,
  * which is as good a guess. And cache_salt. */
 base_code gw_read_label(gw_turn *turn, base_err *err);
+/* prediction: a text, whose tokens are tried as drafts. */
+base_code gw_read_prediction(gw_turn *turn, base_err *err);
 /* Strings that are read for their type alone. */
 base_code gw_read_hints(gw_turn *turn, const char *const *names, size_t count, base_err *err);
 
@@ -123,6 +131,14 @@ void gw_put_ids(base_buf *out, const int32_t *tokens, uint32_t count); /* `[1,2]
 void gw_put_head(const gw_turn *turn, base_buf *out, const char *object);
 /* JSON has no infinity; the vendor writes -9999.0 for what is out of reach. */
 double gw_shown_logprob(float logprob);
+/* `,"tool_calls":[…]` in the chat dialect's form; nothing without calls, as several clients test
+ * for the key. */
+void gw_put_calls(base_buf *out, const gw_turn *turn);
+/* `,"type":…,"function":{…}` of one of them. */
+void gw_put_call_body(base_buf *out, const gw_turn_call *call);
+/* The ids of the answer's calls for gw_commit.told: what turns that said the same do not share. For
+ * `ending`. */
+void gw_tell_calls(gw_turn *turn);
 /* True if the answer has a whole call. */
 bool gw_turn_called(const gw_turn *turn);
 /* One record, whole; a failed buffer makes the turn lossy instead. */
@@ -138,6 +154,7 @@ void gw_fail_plain(gw_turn *turn, base_buf *record, const gw_error_row *row, con
 
 /* ---- lists ---- */
 
+void gw_percent_decode(char *text); /* in place */
 /* A parameter of a query, percent-decoded and cut to the buffer; false if it is absent. */
 bool gw_query_value(const char *query, const char *name, char *out, size_t size);
 

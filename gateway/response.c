@@ -18,7 +18,8 @@ static void put_item_id(base_buf *out, const gw_response *r, const gw_segment *s
 {
     const char *digits = r->turn.text + TURN_DIGITS;
     if (s->kind == ENG_PART_CALL_BEGIN)
-        base_buf_printf(out, "\"fc_%s_%u\"", digits, s->call);
+        base_buf_printf(out, "\"%s_%s_%u\"", (*r->calls)[s->call].custom ? "ctc" : "fc", digits,
+                        s->call);
     else if (s->nth)
         base_buf_printf(out, "\"%s%s_%u\"", s->kind == ENG_PART_TEXT ? "msg_" : "rs_", digits,
                         s->nth);
@@ -58,13 +59,12 @@ static void put_item(base_buf *out, const gw_response *r, const gw_segment *s, c
     put_item_id(out, r, s);
     if (s->kind == ENG_PART_CALL_BEGIN) {
         const gw_turn_call *call = &(*r->calls)[s->call];
-        base_buf_printf(out,
-                        ",\"type\":\"function_call\",\"status\":\"%s\",\"call_id\":\"%s\","
-                        "\"name\":",
-                        status, call->id.text);
+        const base_buf *shown = gw_call_shown(call);
+        base_buf_printf(out, ",\"type\":\"%s\",\"status\":\"%s\",\"call_id\":\"%s\",\"name\":",
+                        call->custom ? "custom_tool_call" : "function_call", status, call->id.text);
         put_slice(out, &call->name, 0, call->name.length);
-        base_buf_puts(out, ",\"arguments\":");
-        put_slice(out, &call->arguments, 0, whole ? call->arguments.length : 0);
+        base_buf_puts(out, call->custom ? ",\"input\":" : ",\"arguments\":");
+        put_slice(out, shown, 0, whole ? shown->length : 0);
         base_buf_puts(out, "}");
         return;
     }
@@ -191,12 +191,12 @@ static base_buf *begin_part_event(gw_response *r, const char *type)
     return out;
 }
 
-/* Events of parts by kind: text, reasoning, reasoning as a summary, calls. */
+/* Events of parts by kind: text, reasoning, reasoning as a summary, calls of both kinds. */
 typedef struct names {
     const char *added, *delta, *done, *part_done;
 } names;
 
-static const names *names_of(const gw_response *r, eng_part_kind kind)
+static const names *names_of(const gw_response *r, const gw_segment *s)
 {
     static const names text = {"response.content_part.added", "response.output_text.delta",
                                "response.output_text.done", "response.content_part.done"},
@@ -207,10 +207,13 @@ static const names *names_of(const gw_response *r, eng_part_kind kind)
                                   "response.reasoning_summary_text.done",
                                   "response.reasoning_summary_part.done"},
                        call = {NULL, "response.function_call_arguments.delta",
-                               "response.function_call_arguments.done", NULL};
-    return kind == ENG_PART_TEXT        ? &text
-           : kind == ENG_PART_REASONING ? r->summary ? &summary : &reasoning
-                                        : &call;
+                               "response.function_call_arguments.done", NULL},
+                       custom = {NULL, "response.custom_tool_call_input.delta",
+                                 "response.custom_tool_call_input.done", NULL};
+    return s->kind == ENG_PART_TEXT        ? &text
+           : s->kind == ENG_PART_REASONING ? r->summary ? &summary : &reasoning
+           : (*r->calls)[s->call].custom   ? &custom
+                                           : &call;
 }
 
 static void part_event(gw_response *r, const char *type, bool whole)
@@ -236,14 +239,17 @@ static void close_last(gw_response *r, bool cut)
     if (!r->record)
         return;
     const gw_segment *s = &r->segments[r->count - 1];
-    const names *n = names_of(r, s->kind);
+    const names *n = names_of(r, s);
     base_buf *out = begin_part_event(r, n->done);
     if (s->kind == ENG_PART_CALL_BEGIN) {
         const gw_turn_call *call = &(*r->calls)[s->call];
-        base_buf_puts(out, ",\"name\":");
-        put_slice(out, &call->name, 0, call->name.length);
-        base_buf_puts(out, ",\"arguments\":");
-        put_slice(out, &call->arguments, 0, call->arguments.length);
+        const base_buf *shown = gw_call_shown(call);
+        if (!call->custom) {
+            base_buf_puts(out, ",\"name\":");
+            put_slice(out, &call->name, 0, call->name.length);
+        }
+        base_buf_puts(out, call->custom ? ",\"input\":" : ",\"arguments\":");
+        put_slice(out, shown, 0, shown->length);
         give(r);
         return;
     }
@@ -280,7 +286,7 @@ static gw_segment *open_segment(gw_response *r, eng_part_kind kind, uint32_t cal
     r->segments[r->count++] = s;
     r->open = true;
     if (r->record) {
-        const char *added = names_of(r, kind)->added;
+        const char *added = names_of(r, &r->segments[r->count - 1])->added;
         item_event(r, "response.output_item.added", r->count - 1, "in_progress", NULL);
         if (added)
             part_event(r, added, false);
@@ -332,7 +338,7 @@ void gw_response_part(gw_response *r, const eng_part *p)
     size_t from = kind == ENG_PART_TEXT ? take_entries(r, s) : 0;
     if (!r->record)
         return;
-    base_buf *out = begin_part_event(r, names_of(r, kind)->delta);
+    base_buf *out = begin_part_event(r, names_of(r, s)->delta);
     base_buf_puts(out, ",\"delta\":");
     base_buf_json_string(out, p->text, p->length);
     if (kind == ENG_PART_TEXT)

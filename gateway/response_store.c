@@ -90,8 +90,9 @@ static bool add_call(gw_stored *s, const char *id)
 }
 
 /* Adds a part to the answer as turn.c does, then gives it to the response. */
-static void play_part(gw_stored *s, const eng_part *part)
+static void play_part(gw_stored *s, const eng_part *made)
 {
+    eng_part shown = *made, *part = &shown;
     base_buf *buf = part->kind == ENG_PART_TEXT        ? &s->text
                     : part->kind == ENG_PART_REASONING ? &s->reasoning
                                                        : NULL;
@@ -106,13 +107,21 @@ static void play_part(gw_stored *s, const eng_part *part)
     if (!buf && part->call >= s->call_count)
         return;
     gw_turn_call *call = buf ? NULL : &s->calls[part->call];
-    if (part->kind == ENG_PART_CALL_END)
-        call->whole = true;
-    else if (call)
-        buf = part->kind == ENG_PART_CALL_BEGIN ? &call->name : &call->arguments;
+    if (part->kind == ENG_PART_CALL_BEGIN)
+        buf = &call->name;
     if (buf) {
         base_buf_add(buf, part->text, part->length);
         s->failed |= buf->failed;
+    }
+    if (part->kind == ENG_PART_CALL_BEGIN && !s->failed) {
+        gw_call_named(call, s->tools);
+    } else if (part->kind == ENG_PART_CALL_END) {
+        call->whole = true;
+    } else if (part->kind == ENG_PART_CALL_ARGS) {
+        eng_text more = gw_call_add(call, part->text, part->length);
+        part->text = more.data;
+        part->length = more.length;
+        s->failed |= gw_call_failed(call);
     }
     if (!s->failed)
         gw_response_part(&s->r, part);
@@ -175,13 +184,22 @@ static base_code read_tools(eng_request *request, const json_t *echo, base_arena
     if (!texts)
         return gw_no_memory(err);
     for (size_t i = 0; i < count; i++) {
-        const json_t *tool = json_array_get(tools, i);
-        char *text = json_object_get(tool, "name") ? json_dumps(tool, JSON_COMPACT) : NULL;
-        if (!text)
+        const json_t *tool = json_array_get(tools, i), *name = json_object_get(tool, "name");
+        const char *type = json_string_value(json_object_get(tool, "type"));
+        if (!name)
             continue;
-        size_t length = strlen(text);
-        texts[request->tool_count++] = (eng_text){base_arena_copy(arena, text, length), length};
-        free(text);
+        base_buf text;
+        base_buf_init(&text, 0);
+        char *own = NULL;
+        if (type && strcmp(type, "custom") == 0)
+            gw_put_custom(&text, gw_text_of_json(name), (eng_text){0}, NULL, (eng_text){0});
+        else if ((own = json_dumps(tool, JSON_COMPACT)) != NULL)
+            base_buf_puts(&text, own);
+        free(own);
+        if (text.length)
+            texts[request->tool_count++] =
+                (eng_text){base_arena_copy(arena, text.data, text.length), text.length};
+        base_buf_deinit(&text);
     }
     request->tools = texts;
     return base_arena_failed(arena) ? gw_no_memory(err) : BASE_OK;
@@ -279,6 +297,7 @@ static base_code play(gw_stored *s, gw_app *app, gw_stream_row *stream, gw_turn_
     s->answer = row->answer ? json_loads(row->answer, JSON_ALLOW_NUL, NULL) : NULL;
     const char *summary = text_member(json_object_get(echo, "reasoning"), "summary");
     size_t length = strlen(s->echo);
+    s->tools = json_object_get(echo, "tools");
     s->r.summary = summary && strcmp(summary, "none") != 0;
     s->r.encrypted = json_is_true(json_object_get(s->told, "encrypted"));
     s->r.background = json_is_true(json_object_get(s->told, "background"));
@@ -287,6 +306,8 @@ static base_code play(gw_stored *s, gw_app *app, gw_stream_row *stream, gw_turn_
     bool same = template_id && strcmp(template_id, eng_get_info(app->engine)->template_id) == 0;
     base_code code =
         echo && s->r.echo ? BASE_OK : base_fail(err, BASE_FORMAT, "a stored response is damaged");
+    if (!code && json_object_get(echo, "choices")) /* a chat completion, see api_completions.h */
+        code = base_fail(err, BASE_NOT_FOUND, "there is no such response");
     uint32_t ping_count;
     int32_t *pings = read_numbers(json_object_get(s->told, "pings"), &ping_count, arena);
     if (!code && ping_count) {
@@ -313,6 +334,7 @@ static base_code play(gw_stored *s, gw_app *app, gw_stream_row *stream, gw_turn_
         s->r.sequence = from;
     if (!code)
         gw_response_finish(&s->r, &s->end);
+    s->tools = NULL;
     json_decref(echo);
     return !code && (s->failed || s->r.failed) ? gw_no_memory(err) : code;
 }
@@ -355,10 +377,8 @@ void gw_stored_deinit(gw_stored *s)
     gw_logprobs_deinit(&s->list);
     base_buf_deinit(&s->text);
     base_buf_deinit(&s->reasoning);
-    for (uint32_t i = 0; i < s->call_count; i++) {
-        base_buf_deinit(&s->calls[i].name);
-        base_buf_deinit(&s->calls[i].arguments);
-    }
+    for (uint32_t i = 0; i < s->call_count; i++)
+        gw_call_deinit(&s->calls[i]);
     free(s->calls);
     json_decref(s->told);
     json_decref(s->answer);

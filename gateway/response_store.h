@@ -21,6 +21,7 @@ typedef struct gw_stored {
     uint32_t call_count;
     gw_logprobs list;
     json_t *told, *answer;
+    const json_t *tools; /* of the request, while it is played */
     bool failed;
 } gw_stored;
 

@@ -14,6 +14,7 @@
 #include "engine/base/log.h"
 #include "gateway/admin.h"
 #include "gateway/api_chat.h"
+#include "gateway/api_completions.h"
 #include "gateway/api_conversations.h"
 #include "gateway/api_error.h"
 #include "gateway/api_messages.h"
@@ -60,6 +61,11 @@ static const route routes[] = {
     {"GET", "/v1/models/{id}", PUBLIC, gw_api_models_get},
     {"POST", "/v1/chat/completions", PUBLIC | JSON_BODY | TURN, gw_api_chat_handle},
     {"POST", "/v1/chat/completions/render", PUBLIC | JSON_BODY | TURN, gw_api_chat_render},
+    {"GET", "/v1/chat/completions", PUBLIC, gw_api_completions_list},
+    {"GET", "/v1/chat/completions/{id}/messages", PUBLIC, gw_api_completions_messages},
+    {"GET", "/v1/chat/completions/{id}", PUBLIC, gw_api_completions_get},
+    {"POST", "/v1/chat/completions/{id}", PUBLIC | JSON_BODY, gw_api_completions_update},
+    {"DELETE", "/v1/chat/completions/{id}", PUBLIC, gw_api_completions_delete},
     {"POST", "/v1/completions", PUBLIC | JSON_BODY | TURN, gw_api_completions_handle},
     {"POST", "/tokenize", PUBLIC | JSON_BODY | TURN, gw_api_tokenize},
     {"POST", "/detokenize", PUBLIC | JSON_BODY | TURN, gw_api_detokenize},

@@ -240,7 +240,7 @@ static base_code parse(gw_turn *turn, base_err *err)
     GW_TRY(gw_read_bool(&turn->stream, NULL, turn->json, "", "stream", err));
     GW_TRY(gw_read_name(&n->parent, turn->json, "", "parent", GW_NAME_BYTES_MAX, err));
     GW_TRY(read_tools(turn, tools, err));
-    GW_TRY(gw_chat_read_tool_choice(turn, err));
+    GW_TRY(gw_read_tool_choice(turn, &gw_session_tools, err));
     GW_TRY(read_limit(turn, err));
     GW_TRY(gw_read_sampling(turn, err));
     GW_TRY(gw_chat_read_thinking(turn, err));
@@ -553,16 +553,8 @@ static void put_answer(base_buf *out, const gw_turn *turn)
         base_buf_puts(out, ",\"reasoning_content\":");
         gw_put_text(out, &turn->reasoning);
     }
-    for (uint32_t i = 0; i < turn->call_count; i++) {
-        const gw_turn_call *call = &turn->calls[i];
-        base_buf_printf(out, "%s{\"type\":\"function\",\"id\":\"%s\",\"function\":{\"name\":",
-                        i ? "," : ",\"tool_calls\":[", call->id.text);
-        gw_put_text(out, &call->name);
-        base_buf_puts(out, ",\"arguments\":");
-        gw_put_text(out, &call->arguments);
-        base_buf_puts(out, "}}");
-    }
-    base_buf_puts(out, turn->call_count ? "]}" : "}");
+    gw_put_calls(out, turn);
+    base_buf_puts(out, "}");
 }
 
 /* What the turn brought. */
@@ -646,19 +638,6 @@ static void part(gw_turn *turn, const eng_part *p)
     end_event(turn);
 }
 
-/* The ids of its calls: what turns that said the same do not share. */
-static void ending(gw_turn *turn)
-{
-    base_buf *out = &state(turn)->record;
-    base_buf_clear(out);
-    for (uint32_t i = 0; i < turn->call_count; i++)
-        base_buf_printf(out, "%s\"%s\"", i ? "," : "{\"calls\":[", turn->calls[i].id.text);
-    base_buf_puts(out, "]}");
-    if (turn->call_count && !out->failed)
-        turn->told = base_arena_copy(turn->arena, out->data, out->length);
-    turn->lossy |= turn->call_count && !turn->told;
-}
-
 /* The results that were appended are part of a turn now; those of its own calls are to come. */
 static void turn_page(gw_turn *turn)
 {
@@ -718,7 +697,7 @@ static const gw_dialect dialect = {
     .check = check,
     .open = open_stream,
     .part = part,
-    .ending = ending,
+    .ending = gw_tell_calls,
     .finish = finish,
     .fail = fail,
     .ping = gw_write_comment,

@@ -44,17 +44,23 @@ uint64_t gw_request_id(void)
 /* ---- writing, as long as there is someone to read ---- */
 
 static void free_if_over(gw_turn *turn);
+static void on_event(gw_port *port, const eng_event *event);
 
 bool gw_turn_heard(const gw_turn *turn)
 {
-    return turn->exchange || turn->tape;
+    return turn->first->exchange || turn->first->tape;
 }
 
 /* Whether an answer is worth keeping for a retry. */
-static bool went_well(const gw_turn *turn)
+static bool went_well(const gw_turn *first)
 {
-    return turn->status == 200 && !turn->error.code && !turn->lossy &&
-           (!turn->done_seen || turn->finish <= ENG_FINISH_LENGTH);
+    bool well = first->status == 200;
+    for (uint32_t i = 0; i < first->choice_count && well; i++) {
+        const gw_turn *turn = first->choices[i];
+        well = !turn->error.code && !turn->lossy &&
+               (!turn->done_seen || turn->finish <= ENG_FINISH_LENGTH);
+    }
+    return well;
 }
 
 /* The tape is written to its end. */
@@ -90,6 +96,7 @@ void gw_turn_publish(gw_turn *turn, const char *name)
 
 void gw_turn_stream_begin(gw_turn *turn)
 {
+    turn = turn->first;
     if (!gw_turn_heard(turn))
         return;
     static const gw_header headers[] = {{"content-type", "text/event-stream; charset=utf-8"},
@@ -106,11 +113,12 @@ void gw_turn_stream_begin(gw_turn *turn)
 
 bool gw_turn_streaming(const gw_turn *turn)
 {
-    return turn->stream && turn->status;
+    return turn->stream && turn->first->status;
 }
 
 void gw_turn_write(gw_turn *turn, const void *bytes, size_t length)
 {
+    turn = turn->first;
     if (!gw_turn_heard(turn))
         return;
     turn->written_ns = base_now_ns();
@@ -122,6 +130,7 @@ void gw_turn_write(gw_turn *turn, const void *bytes, size_t length)
 
 void gw_turn_stream_end(gw_turn *turn)
 {
+    turn = turn->first;
     gw_exchange *exchange = turn->exchange;
     turn->exchange = NULL;
     if (turn->tape) {
@@ -134,6 +143,7 @@ void gw_turn_stream_end(gw_turn *turn)
 
 void gw_turn_respond_json(gw_turn *turn, const base_buf *body)
 {
+    turn = turn->first;
     if (!gw_turn_heard(turn))
         return;
     if (body->failed) {
@@ -156,6 +166,7 @@ void gw_turn_respond_json(gw_turn *turn, const base_buf *body)
 void gw_turn_respond_error(gw_turn *turn, const gw_error_row *row, const char *param,
                            const char *message)
 {
+    turn = turn->first;
     if (!gw_turn_heard(turn))
         return;
     gw_exchange *exchange = turn->exchange;
@@ -236,12 +247,13 @@ static void add_tokens(gw_turn *turn, const eng_event *event)
     for (uint32_t i = 0; i < event->token_count; i++)
         if (ROOM(turn, run, run_count, run_capacity))
             turn->run[turn->run_count++] = event->tokens[i];
+    turn->usage.output_tokens += event->token_count; /* until the end says it */
     if (event->token_count && ROOM(turn, steps, step_count, step_capacity))
         turn->steps[turn->step_count++] = event->token_count;
 }
 
-/* The buffer that a part's text goes to, NULL for none. */
-static base_buf *buffer_of(gw_turn *turn, eng_part_kind kind, uint32_t call)
+/* The buffer that has what dialects are given of a part, NULL for none. */
+static const base_buf *buffer_of(gw_turn *turn, eng_part_kind kind, uint32_t call)
 {
     if (kind == ENG_PART_TEXT)
         return &turn->text;
@@ -250,38 +262,59 @@ static base_buf *buffer_of(gw_turn *turn, eng_part_kind kind, uint32_t call)
     if (call >= turn->call_count)
         return NULL;
     return kind == ENG_PART_CALL_BEGIN  ? &turn->calls[call].name
-           : kind == ENG_PART_CALL_ARGS ? &turn->calls[call].arguments
+           : kind == ENG_PART_CALL_ARGS ? gw_call_shown(&turn->calls[call])
                                         : NULL;
 }
 
-/* Adds a part to the answer; false if it has no place in it. */
-static bool add_part(gw_turn *turn, const eng_part *part)
+static bool add_text(gw_turn *turn, base_buf *buf, const eng_part *part)
 {
+    base_buf_add(buf, part->text, part->length);
+    turn->lossy |= buf->failed;
+    return !buf->failed;
+}
+
+/* Adds a part to the answer; false if it has no place in it. Arguments of a custom tool's call
+ * become what they are to the client. */
+static bool add_part(gw_turn *turn, eng_part *part)
+{
+    if (part->kind == ENG_PART_TEXT || part->kind == ENG_PART_REASONING)
+        return add_text(turn, part->kind == ENG_PART_TEXT ? &turn->text : &turn->reasoning, part);
     if (part->kind == ENG_PART_CALL_BEGIN) {
         if (part->call != turn->call_count || !ROOM(turn, calls, call_count, call_capacity))
             return false;
         gw_turn_call *call = &turn->calls[turn->call_count++];
         memset(call, 0, sizeof(*call));
         call->id = gw_id_mint("call_");
-    } else if (part->kind == ENG_PART_CALL_END) {
-        if (part->call >= turn->call_count)
+        if (!add_text(turn, &call->name, part))
             return false;
-        turn->calls[part->call].whole = true;
+        gw_call_named(call, turn->custom_tools);
         return true;
     }
-    base_buf *buf = buffer_of(turn, part->kind, part->call);
-    if (!buf)
+    if (part->call >= turn->call_count)
         return false;
-    base_buf_add(buf, part->text, part->length);
-    turn->lossy |= buf->failed;
-    return !buf->failed;
+    gw_turn_call *call = &turn->calls[part->call];
+    if (part->kind == ENG_PART_CALL_END) {
+        call->whole = true;
+        return true;
+    }
+    eng_text shown = gw_call_add(call, part->text, part->length);
+    part->text = shown.data;
+    part->length = shown.length;
+    turn->lossy |= gw_call_failed(call);
+    return !gw_call_failed(call);
+}
+
+/* The client takes less than there is. */
+static bool is_slow(const gw_turn *turn)
+{
+    gw_exchange *exchange = turn->first->exchange;
+    return exchange && gw_turn_streaming(turn) && gw_stream_paused(exchange);
 }
 
 static void flush_held(gw_turn *turn, bool all)
 {
     uint32_t i = 0;
-    for (; i < turn->held_count && (all || !turn->exchange || !gw_stream_paused(turn->exchange));
-         i++) {
+    for (; i < turn->held_count && (all || !is_slow(turn)); i++) {
         const gw_held *held = &turn->held[i];
         const base_buf *buf = buffer_of(turn, held->kind, held->call);
         eng_part part = {held->kind, held->call, buf && buf->data ? buf->data + held->offset : "",
@@ -296,12 +329,12 @@ static void flush_held(gw_turn *turn, bool all)
 
 /* A stream whose client is slow gets few, long records later instead of many short ones that wait
  * in memory. */
-static void give_part(gw_turn *turn, const eng_part *part)
+static void give_part(gw_turn *turn, const eng_part *made)
 {
+    eng_part shown = *made, *part = &shown;
     if (!add_part(turn, part))
         return;
-    bool wait = turn->held_count ||
-                (turn->exchange && gw_turn_streaming(turn) && gw_stream_paused(turn->exchange));
+    bool wait = turn->held_count || is_slow(turn);
     if (!wait || turn->exact_steps) {
         turn->dialect->part(turn, part);
         return;
@@ -338,42 +371,59 @@ static void let_go_lock(gw_turn *turn)
     gw_lock_let_go(turn->app->locks, &turn->lock);
 }
 
-static void free_if_over(gw_turn *turn)
+static bool is_pending(const gw_turn *turn)
 {
-    if (turn->busy || gw_turn_heard(turn) || turn->worker_pending || turn->engine_pending ||
-        turn->commit_pending)
-        return;
-    turn->state = GW_TURN_OVER;
-    let_go_engine(turn);
-    let_go_lock(turn);
-    bool client_gone = atomic_load(&turn->gone);
-    int status = client_gone ? 499 : turn->status;
-    uint64_t now = base_now_ns();
-    if (client_gone)
-        gw_metrics_add(turn->app->metrics, GW_CLIENT_GONE, 1);
-    gw_metrics_request(turn->app->metrics, turn->dialect->route, status);
+    return turn->busy || turn->worker_pending || turn->engine_pending || turn->commit_pending;
+}
+
+static void log_over(const gw_turn *turn)
+{
     base_log(BASE_LOG_INFO,
              "turn_over req=%s turn=%s dialect=%s tenant=%lld status=%d finish=%d prompt=%u "
              "cached=%u output=%u stored=%d "
              "ms=%llu%s%s",
              turn->request_id, turn->id.text, turn->dialect->name, (long long)turn->identity.tenant,
-             status, turn->done_seen ? (int)turn->finish : -1, turn->usage.prompt_tokens,
-             turn->usage.cached_tokens, turn->usage.output_tokens, turn->stored,
-             (unsigned long long)((now - turn->received_ns) / 1000000),
+             turn->first->status, turn->done_seen ? (int)turn->finish : -1,
+             turn->usage.prompt_tokens, turn->usage.cached_tokens, turn->usage.output_tokens,
+             turn->stored, (unsigned long long)((base_now_ns() - turn->received_ns) / 1000000),
              turn->error.code ? " error=" : "",
              turn->error.code ? base_code_name(turn->error.code) : "");
+}
+
+/* What a choice has for itself. */
+static void deinit_choice(gw_turn *turn)
+{
+    let_go_engine(turn);
+    log_over(turn);
     if (turn->state_of_dialect && turn->dialect->deinit)
         turn->dialect->deinit(turn);
-    for (uint32_t i = 0; i < turn->call_count; i++) {
-        base_buf_deinit(&turn->calls[i].name);
-        base_buf_deinit(&turn->calls[i].arguments);
-    }
+    for (uint32_t i = 0; i < turn->call_count; i++)
+        gw_call_deinit(&turn->calls[i]);
     base_buf_deinit(&turn->text);
     base_buf_deinit(&turn->reasoning);
     free(turn->calls);
     free(turn->run);
     free(turn->steps);
     free(turn->held);
+}
+
+static void free_if_over(gw_turn *turn)
+{
+    turn = turn->first;
+    if (gw_turn_heard(turn) || is_pending(turn)) /* until then the worker may make choices */
+        return;
+    for (uint32_t i = 1; i < turn->choice_count; i++)
+        if (is_pending(turn->choices[i]))
+            return;
+    turn->state = GW_TURN_OVER;
+    let_go_lock(turn);
+    if (atomic_load(&turn->gone)) {
+        turn->status = 499;
+        gw_metrics_add(turn->app->metrics, GW_CLIENT_GONE, 1);
+    }
+    gw_metrics_request(turn->app->metrics, turn->dialect->route, turn->status);
+    for (uint32_t i = turn->choice_count; i-- > 0;)
+        deinit_choice(turn->choices[i]);
     eng_grammar_unref(turn->request.grammar);
     json_decref(turn->json);
     base_arena_destroy(turn->arena);
@@ -381,13 +431,22 @@ static void free_if_over(gw_turn *turn)
     free(turn);
 }
 
+/* All that still run end. */
+static void cancel_choices(gw_turn *first)
+{
+    if (!atomic_load(&first->submitted))
+        return;
+    for (uint32_t i = 0; i < first->choice_count; i++)
+        if (!first->choices[i]->done_seen)
+            eng_cancel(first->app->engine, first->choices[i]->request.id);
+}
+
 /* Nobody wants the answer any more. */
 static void cancel(gw_turn *turn)
 {
     atomic_store(&turn->gone, true);
     /* The worker looks at `gone` after it set `submitted`: one of the two always sees the other. */
-    if (atomic_load(&turn->submitted) && !turn->done_seen)
-        eng_cancel(turn->app->engine, turn->request.id);
+    cancel_choices(turn);
     if (!gw_lock_leave(turn->app->locks, &turn->lock))
         return;
     /* It stood in line: no one will tell its end. */
@@ -410,61 +469,84 @@ static void on_drained(void *ctx)
 {
     gw_turn *turn = ctx;
     turn->busy++;
-    flush_held(turn, false);
+    for (uint32_t i = 0; i < turn->choice_count; i++)
+        flush_held(turn->choices[i], false);
     turn->busy--;
     free_if_over(turn);
+}
+
+/* Why the answer is none; BASE_OK if it is one. */
+static base_code failure(gw_turn *turn, base_err *err)
+{
+    switch (turn->finish) {
+    case ENG_FINISH_ERROR:
+        *err = turn->error;
+        return err->code;
+    case ENG_FINISH_DEADLINE:
+        return base_fail(err, BASE_TIMEOUT, "the request did not end within its time limit");
+    case ENG_FINISH_CANCELLED:
+        if (!turn->dialect->tells_cut)
+            return base_fail(err, BASE_CLOSED, "the server is shutting down");
+        break;
+    case ENG_FINISH_STOP:
+    case ENG_FINISH_CALLS:
+    case ENG_FINISH_LENGTH:
+        break;
+    }
+    if (turn->retention == GW_RETAIN_KEPT && !turn->stored) {
+        /* The client asked for a stored turn. Made but not stored, it must not be made again by a
+         * retry. */
+        turn->error_row = (gw_error_row){500, "server_error", "not_stored", 0, 0};
+        return base_fail(err, BASE_IO, "the turn could not be stored");
+    }
+    return turn->lossy ? base_fail(err, BASE_NOMEM, "no memory to carry the answer") : BASE_OK;
+}
+
+/* Of the whole request, as the client was told. */
+static void account(gw_turn *first)
+{
+    gw_outcome outcome = GW_OUTCOME_DONE;
+    bool stored = true;
+    for (uint32_t i = 0; i < first->choice_count; i++) {
+        const gw_turn *turn = first->choices[i];
+        if (turn->finish == ENG_FINISH_ERROR)
+            outcome = GW_OUTCOME_FAILED;
+        else if (turn->finish == ENG_FINISH_CANCELLED && outcome == GW_OUTCOME_DONE)
+            outcome = GW_OUTCOME_CANCELLED;
+        stored &= turn->stored;
+    }
+    eng_usage usage = gw_turn_usage(first);
+    gw_account_add(gw_tenants_account(first->app->tenants), first->identity.tenant,
+                   first->identity.name, &usage, outcome, stored);
+    gw_metrics_observe(first->app->metrics, GW_E2E,
+                       (double)(base_now_ns() - first->received_ns) * 1e-9);
 }
 
 /* The end is known and, where it could be, committed: now it may be told. */
 static void tell_end(gw_turn *turn)
 {
-    turn->busy++;
-    let_go_lock(turn);
+    gw_turn *first = turn->first;
+    first->busy++;
+    turn->is_told = true;
+    first->told_count++;
+    if (gw_turn_all_told(first))
+        let_go_lock(first);
     if (gw_turn_heard(turn)) {
         base_err err = BASE_ERR_INIT;
-        switch (turn->finish) {
-        case ENG_FINISH_ERROR:
-            err = turn->error;
-            break;
-        case ENG_FINISH_DEADLINE:
-            base_fail(&err, BASE_TIMEOUT, "the request did not end within its time limit");
-            break;
-        case ENG_FINISH_CANCELLED:
-            if (!turn->dialect->tells_cut) {
-                base_fail(&err, BASE_CLOSED, "the server is shutting down");
-                break;
-            }
-            /* fallthrough */
-        case ENG_FINISH_STOP:
-        case ENG_FINISH_CALLS:
-        case ENG_FINISH_LENGTH:
-            if (turn->retention == GW_RETAIN_KEPT && !turn->stored) {
-                /* The client asked for a stored turn. Made but not stored, it must not be made
-                 * again by a retry. */
-                turn->error_row = (gw_error_row){500, "server_error", "not_stored", 0, 0};
-                base_fail(&err, BASE_IO, "the turn could not be stored");
-            } else if (turn->lossy) {
-                base_fail(&err, BASE_NOMEM, "no memory to carry the answer");
-            }
-            break;
-        }
+        bool failed = failure(turn, &err) != BASE_OK;
         flush_held(turn, true);
-        if (err.code) {
+        if (failed) {
             turn->error = err;
             fail(turn, &err);
+            cancel_choices(first);
         } else {
             turn->dialect->finish(turn);
         }
     }
-    gw_outcome outcome = turn->finish == ENG_FINISH_ERROR       ? GW_OUTCOME_FAILED
-                         : turn->finish == ENG_FINISH_CANCELLED ? GW_OUTCOME_CANCELLED
-                                                                : GW_OUTCOME_DONE;
-    gw_account_add(gw_tenants_account(turn->app->tenants), turn->identity.tenant,
-                   turn->identity.name, &turn->usage, outcome, turn->stored);
-    gw_metrics_observe(turn->app->metrics, GW_E2E,
-                       (double)(base_now_ns() - turn->received_ns) * 1e-9);
-    turn->busy--;
-    free_if_over(turn);
+    if (gw_turn_all_told(first))
+        account(first);
+    first->busy--;
+    free_if_over(first);
 }
 
 static void on_committed(gw_message *message)
@@ -534,7 +616,7 @@ static bool begin_commit(gw_turn *turn, uint32_t run_tokens)
         .session = turn->session.text,
         .label = turn->label,
         .request = turn->request_id,
-        .response = turn->response.text,
+        .response = turn->choice ? NULL : turn->response.text, /* names the first alone */
         .dialect = turn->dialect->name,
         .model = info->name,
         .fingerprint = info->fingerprint,
@@ -624,6 +706,10 @@ static void on_done(gw_turn *turn, const eng_event *event)
     gw_metrics_observe(metrics, GW_UNCACHED_TOKENS,
                        (double)event->usage.prompt_tokens - (double)event->usage.cached_tokens);
     gw_metrics_observe(metrics, GW_OUTPUT_TOKENS, event->usage.output_tokens);
+    if (turn->shows_stop && event->stop_index >= 0) {
+        eng_text stop = turn->request.stops[event->stop_index];
+        give_part(turn, &(eng_part){ENG_PART_TEXT, 0, stop.data, stop.length});
+    }
     let_go_engine(turn);
     turn->run_tokens = (uint32_t)base_min(event->run_tokens, turn->run_count - turn->lead);
     if (turn->dialect->ending)
@@ -644,6 +730,7 @@ static void on_done(gw_turn *turn, const eng_event *event)
  * engine's first event may arrive in either order. */
 static void admitted(gw_turn *turn)
 {
+    turn = turn->first;
     if (turn->state != GW_TURN_PREPARING)
         return;
     turn->state = GW_TURN_QUEUED;
@@ -670,7 +757,7 @@ static void observe(gw_turn *turn, const eng_event *event)
 static void on_event(gw_port *port, const eng_event *event)
 {
     gw_turn *turn = (gw_turn *)port;
-    turn->busy++;
+    turn->first->busy++;
     turn->engine_pending = true; /* the worker's message may not have come yet */
     admitted(turn);
     if (event->kind == ENG_EVENT_STARTED) {
@@ -693,7 +780,7 @@ static void on_event(gw_port *port, const eng_event *event)
     }
     if (event->kind == ENG_EVENT_DONE)
         on_done(turn, event);
-    turn->busy--;
+    turn->first->busy--;
     free_if_over(turn);
 }
 
@@ -744,10 +831,13 @@ static void on_tick(gw_port *port, uint64_t now)
     }
     if (turn->dialect->tick && turn->state == GW_TURN_RUNNING)
         turn->dialect->tick(turn, now);
+    bool held = turn->held_count > 0;
+    for (uint32_t i = 1; i < turn->choice_count && turn->state != GW_TURN_PREPARING; i++)
+        held |= turn->choices[i]->held_count > 0;
     uint64_t silence = (uint64_t)turn->app->conf->server_keepalive_ms * 1000000;
     bool reads = turn->tape ? gw_tape_readers(turn->tape) > 0
                             : turn->exchange && !gw_stream_paused(turn->exchange);
-    if (!silence || !reads || !gw_turn_streaming(turn) || turn->held_count)
+    if (!silence || !reads || !gw_turn_streaming(turn) || held)
         return;
     if (now < turn->written_ns + silence)
         return;
@@ -915,16 +1005,92 @@ static base_code match_and_render(gw_turn *turn, base_err *err)
     return BASE_OK;
 }
 
-static base_code submit(gw_turn *turn, base_err *err)
+/* Another answer to the request: its plan, by reference, and a turn of its own. */
+static base_code add_choice(gw_turn *first, uint32_t index, base_err *err)
+{
+    gw_turn *turn = base_arena_calloc(first->arena, 1, sizeof(*turn));
+    if (!turn)
+        return base_fail(err, BASE_NOMEM, "no memory for a choice");
+    *turn = (gw_turn){
+        .port = {.event = on_event},
+        .app = first->app,
+        .dialect = first->dialect,
+        .first = first,
+        .leader = first,
+        .choice = index,
+        .loop = first->loop,
+        .identity = first->identity,
+        .state = GW_TURN_QUEUED,
+        .path = first->path,
+        .id = gw_id_mint("turn_"),
+        .session = first->session,
+        .response = first->response,
+        .received_ns = first->received_ns,
+        .created_ms = first->created_ms,
+        .arena = first->arena,
+        .json = first->json,
+        .stream = first->stream,
+        .exact_steps = first->exact_steps,
+        .model = first->model,
+        .label = first->label,
+        .metadata = first->metadata,
+        .cache_salt = first->cache_salt,
+        .retention = first->retention,
+        .custom_tools = first->custom_tools,
+        .shows_stop = first->shows_stop,
+        .items = first->items,
+        .chat = first->chat,
+        .request = first->request,
+        .root = first->root,
+        .match = first->match,
+        .prompt = first->prompt,
+        .expected_tokens = first->expected_tokens,
+        .continues = first->continues,
+        .cache = first->cache,
+        .stop_index = -1,
+        .committed.run = on_committed,
+    };
+    memcpy(turn->request_id, first->request_id, sizeof(turn->request_id));
+    turn->request.id = gw_request_id();
+    first->choices[index] = turn;
+    base_code code = gw_port_join(&turn->port, &first->port, err);
+    turn->port_open = !code;
+    if (!code)
+        code = turn->dialect->choose(turn, err);
+    if (!code && turn->leader == turn)
+        expect(turn); /* it has a prompt of its own */
+    return code;
+}
+
+static base_code make_choices(gw_turn *turn, base_err *err)
+{
+    uint32_t count = turn->answer_count;
+    if (count == 1)
+        return BASE_OK;
+    gw_turn **choices = base_arena_calloc(turn->arena, count, sizeof(*choices));
+    if (!choices)
+        return base_fail(err, BASE_NOMEM, "no memory for choices");
+    choices[0] = turn;
+    turn->choices = choices;
+    base_code code = BASE_OK;
+    for (uint32_t i = 1; i < count && !code; i++) {
+        code = add_choice(turn, i, err);
+        turn->choice_count += choices[i] != NULL;
+    }
+    return code;
+}
+
+/* Choices of one prompt differ by their seeds, each of which gives its answer alone, too. */
+static uint64_t choice_seed(uint64_t seed, uint32_t nth)
+{
+    return nth ? XXH3_64bits_withSeed(&nth, sizeof(nth), seed) >> (64 - SEED_BITS) : seed;
+}
+
+static void fill_request(gw_turn *turn, uint64_t seed)
 {
     const gw_conf *conf = turn->app->conf;
     eng_request *request = &turn->request;
-    if (!turn->seeded) {
-        uint64_t seed;
-        if (getrandom(&seed, sizeof(seed), 0) != (ssize_t)sizeof(seed))
-            return base_fail(err, BASE_IO, "the system gives no random bytes");
-        request->sampling.seed = seed >> (64 - SEED_BITS);
-    }
+    request->sampling.seed = choice_seed(seed, turn->choice - turn->leader->choice);
     uint32_t bound = conf->limits_output_tokens_max ? conf->limits_output_tokens_max : UINT32_MAX;
     if (!request->max_tokens || request->max_tokens > bound)
         request->max_tokens = bound;
@@ -940,17 +1106,39 @@ static base_code submit(gw_turn *turn, base_err *err)
     request->tool_count = turn->chat.tool_count;
     request->no_disk = turn->retention == GW_RETAIN_USAGE ||
                        (turn->retention == GW_RETAIN_CACHED && !conf->ledger_cached_ttl_s);
+    request->follows = turn->leader == turn ? 0 : turn->leader->request.id;
     if (conf->limits_request_timeout_ms)
         request->deadline_ns =
             turn->received_ns + (uint64_t)conf->limits_request_timeout_ms * 1000000;
+}
+
+static base_code submit(gw_turn *turn, base_err *err)
+{
+    uint32_t count = turn->choice_count;
+    uint64_t seed = turn->request.sampling.seed;
+    if (!turn->seeded) {
+        if (getrandom(&seed, sizeof(seed), 0) != (ssize_t)sizeof(seed))
+            return base_fail(err, BASE_IO, "the system gives no random bytes");
+        seed >>= 64 - SEED_BITS;
+    }
+    eng_request *requests = base_arena_calloc(turn->arena, count, sizeof(*requests));
+    if (!requests)
+        return base_fail(err, BASE_NOMEM, "no memory for choices");
     base_code code = gw_hold_output(turn, err);
-    if (!code)
-        code = eng_submit(turn->app->engine, request, err);
+    if (code)
+        return code;
+    for (uint32_t i = 0; i < count; i++) {
+        gw_turn *choice = turn->choices[i];
+        choice->request.grammar = turn->request.grammar;
+        fill_request(choice, seed);
+        requests[i] = choice->request;
+    }
+    code = eng_submit_all(turn->app->engine, requests, count, err);
     if (code)
         return code;
     atomic_store(&turn->submitted, true);
     if (atomic_load(&turn->gone))
-        eng_cancel(turn->app->engine, request->id);
+        cancel_choices(turn);
     return BASE_OK;
 }
 
@@ -995,7 +1183,10 @@ static base_code plan_and_submit(gw_turn *turn, base_err *err)
         code = match_and_render(turn, err);
     if (!code && atomic_load(&turn->gone))
         code = client_left(err);
-    return code || turn->dialect->dry ? code : submit(turn, err);
+    if (code || turn->dialect->dry)
+        return code;
+    code = make_choices(turn, err);
+    return code ? code : submit(turn, err);
 }
 
 /* `*waits`: the turn stands in line and is another thread's from here on. */
@@ -1041,7 +1232,8 @@ static void on_prepared(gw_message *message)
     turn->worker_pending = false;
     turn->busy++;
     if (atomic_load(&turn->submitted)) {
-        turn->engine_pending = !turn->done_seen;
+        for (uint32_t i = 0; i < turn->choice_count; i++)
+            turn->choices[i]->engine_pending = !turn->choices[i]->done_seen;
         admitted(turn);
     } else if (gw_turn_heard(turn) && turn->dialect->dry && !turn->error.code) {
         turn->dialect->finish(turn);
@@ -1133,6 +1325,9 @@ void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect
     }
     turn->app = app;
     turn->dialect = dialect;
+    turn->first = turn->leader = turn;
+    turn->choices = &turn->first;
+    turn->choice_count = turn->answer_count = 1;
     turn->exchange = exchange;
     turn->loop = gw_exchange_loop(exchange);
     turn->identity = identity;
@@ -1185,16 +1380,56 @@ void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect
 
 /* ---- what dialects share ---- */
 
+bool gw_turn_all_told(const gw_turn *turn)
+{
+    return turn->first->told_count == turn->first->choice_count;
+}
+
+eng_usage gw_turn_usage(const gw_turn *turn)
+{
+    const gw_turn *first = turn->first;
+    eng_usage sum = first->usage;
+    for (uint32_t i = 1; i < first->choice_count; i++) {
+        const eng_usage *one = &first->choices[i]->usage;
+        if (first->choices[i]->leader == first->choices[i]) {
+            sum.prompt_tokens += one->prompt_tokens;
+            sum.cached_tokens += one->cached_tokens;
+            sum.restored_tokens += one->restored_tokens;
+            sum.evicted_tokens += one->evicted_tokens;
+        }
+        sum.output_tokens += one->output_tokens;
+        sum.reasoning_tokens += one->reasoning_tokens;
+        sum.drafted += one->drafted;
+        sum.accepted += one->accepted;
+        sum.predicted_accepted += one->predicted_accepted;
+        sum.predicted_rejected += one->predicted_rejected;
+        sum.steps += one->steps;
+        sum.decode_ns = base_max(sum.decode_ns, one->decode_ns);
+    }
+    return sum;
+}
+
 void gw_turn_extension(const gw_turn *turn, base_buf *out)
 {
-    const eng_usage *usage = &turn->usage;
-    const gw_cache_note *cache = &turn->cache;
+    const gw_turn *first = turn->first;
+    const eng_usage all = gw_turn_usage(first), *usage = &all;
+    const gw_cache_note *cache = &first->cache;
+    bool stored = true;
+    for (uint32_t i = 0; i < first->choice_count; i++)
+        stored &= first->choices[i]->stored;
     const char *reason = gw_miss_name(cache->miss);
     base_buf_printf(out,
                     "\"whimbrel\":{\"session\":\"%s\",\"turn\":\"%s\",\"cached_tokens\":%u,"
                     "\"restored_tokens\":%u,",
-                    turn->session.text, turn->id.text, usage->cached_tokens,
+                    first->session.text, first->id.text, usage->cached_tokens,
                     usage->restored_tokens);
+    if (first->choice_count > 1) {
+        base_buf_puts(out, "\"choices\":[");
+        for (uint32_t i = 0; i < first->choice_count; i++)
+            base_buf_printf(out, "%s{\"turn\":\"%s\",\"cached_tokens\":%u}", i ? "," : "",
+                            first->choices[i]->id.text, first->choices[i]->usage.cached_tokens);
+        base_buf_puts(out, "],");
+    }
     base_buf_printf(out, "\"cache\":{\"hit\":%u,\"lost\":%u", usage->cached_tokens, cache->lost);
     if (reason)
         base_buf_printf(out, ",\"reason\":\"%s\"", reason);
@@ -1207,7 +1442,7 @@ void gw_turn_extension(const gw_turn *turn, base_buf *out)
                     (double)usage->ttft_ns * 1e-6, (double)usage->decode_ns * 1e-6);
     base_buf_printf(out,
                     "\"drafted\":%u,\"accepted\":%u,\"stored\":%s,\"backend\":", usage->drafted,
-                    usage->accepted, turn->stored ? "true" : "false");
+                    usage->accepted, stored ? "true" : "false");
     const char *backend = eng_get_info(turn->app->engine)->backend;
     base_buf_json_string(out, backend, strlen(backend));
     base_buf_puts(out, "}");

@@ -15,6 +15,11 @@
  * in any state: `gone` is set, the engine is told (at once if the request is there, by the worker
  * right after the submit otherwise), and what was generated is recorded as cancelled.
  *
+ * A request for several answers has a turn for each, its choices, and each is a turn of the ledger.
+ * The first has the client, the plan and all memory; the others are made by prepare, borrow from it
+ * and are freed with it. Choices of one prompt follow the first of them in the engine, so the
+ * prompt is run once.
+ *
  * A dialect is a table of functions and one block of state; responses and messages fit beside chat.
  */
 #pragma once
@@ -23,6 +28,7 @@
 
 #include "gateway/api_error.h"
 #include "gateway/bridge.h"
+#include "gateway/call.h"
 #include "gateway/ledger.h"
 #include "gateway/lock.h"
 #include "gateway/tape.h"
@@ -46,6 +52,9 @@ typedef struct gw_dialect {
     base_code (*check)(gw_turn *turn, base_err *err);
     /* Worker, in place of the chat template: makes turn->prompt. May be NULL. */
     base_code (*render)(gw_turn *turn, base_err *err);
+    /* Worker, once the first choice has its prompt: makes the state of another, whose plan and
+     * prompt are the first's, and maybe a prompt of its own. NULL: one answer a request. */
+    base_code (*choose)(gw_turn *choice, base_err *err);
     /* Nothing is generated or stored: `finish` comes once the prompt is made, however long. */
     bool dry;
     /* Worker, for dry turns whose answer may be long: writes it, so that `finish` on the loop holds
@@ -66,8 +75,8 @@ typedef struct gw_dialect {
     /* Loop. The answer is whole and about to be committed: what the ledger keeps of it may be set.
      * May be NULL. */
     void (*ending)(gw_turn *turn);
-    /* Loop. The turn is committed: the whole answer, or the records that tell the end. Ends the
-     * exchange. */
+    /* Loop. The turn is committed: the whole answer, or the records that tell the end. With the
+     * last of its choices (gw_turn_all_told) it ends the exchange. */
     void (*finish)(gw_turn *turn);
     /* Loop. As a whole answer if nothing was sent, else as an error record. Ends the exchange. */
     void (*fail)(gw_turn *turn, const gw_error_row *row, const char *param, const char *message);
@@ -88,12 +97,6 @@ typedef enum gw_turn_state {
     GW_TURN_OVER,
 } gw_turn_state;
 
-typedef struct gw_turn_call {
-    gw_id id; /* minted, 128 random bits: names the run in the ledger */
-    base_buf name, arguments;
-    bool whole;
-} gw_turn_call;
-
 /* A part that waits for its client; `offset` into the accumulated text of its kind. */
 typedef struct gw_held {
     eng_part_kind kind;
@@ -105,6 +108,14 @@ struct gw_turn {
     gw_port port; /* first member: the bridge hands it back */
     gw_app *app;
     const gw_dialect *dialect;
+    /* ---- choices ---- */
+    gw_turn *first;        /* which has the client; itself, mostly */
+    gw_turn **choices;     /* [choice_count], all of them, the first too; first's alone */
+    uint32_t choice;       /* its index */
+    uint32_t choice_count; /* those that are there: 1 until prepare has made the others; first's */
+    uint32_t told_count;   /* choices whose end is known and committed; first's. Loop */
+    bool is_told;          /* it is one of them */
+    gw_turn *leader;       /* runs the prompt for this one; itself if this one does */
     gw_exchange *exchange; /* NULL once it is over, or given to the tape. Loop */
     /* Where all that is written goes, for readers that may leave and come back; the turn goes on
      * without any for server.resume_ms, one in the background for ever. NULL: to the exchange, or
@@ -130,9 +141,10 @@ struct gw_turn {
     void *state_of_dialect;      /* in the arena; NULL until parse made it */
     const char *response_prefix; /* "chatcmpl-" */
     bool stream;
-    bool exact_steps;  /* token ids or logprobs are wanted: parts are never merged */
-    const char *model; /* as asked for */
-    const char *label; /* session name from the client, NULL if none */
+    uint32_t answer_count; /* choices wanted, at least 1; past 1 the dialect has `choose` */
+    bool exact_steps;      /* token ids or logprobs are wanted: parts are never merged */
+    const char *model;     /* as asked for */
+    const char *label;     /* session name from the client, NULL if none */
     const char
         *lock_id; /* turns of one such id follow each other, NULL: none; and the field that */
     const char *lock_param;   /* named it */
@@ -149,8 +161,10 @@ struct gw_turn {
     eng_chat chat;
     eng_request request; /* sampling, tools, tool choice, stops, max_tokens (0: as much as fits) */
     bool seeded;
-    eng_output output;        /* format, strict and allowed tools; see structured.h */
-    const char *format_param; /* the field that gave the format */
+    bool shows_stop;            /* the stop string that ended the answer is part of it */
+    const json_t *custom_tools; /* the body's tools, if there are custom ones, see call.h */
+    eng_output output;          /* format, strict and allowed tools; see structured.h */
+    const char *format_param;   /* the field that gave the format */
     /* ---- made by prepare ---- */
     gw_root root;
     gw_match match;
@@ -218,5 +232,9 @@ bool gw_turn_heard(const gw_turn *turn);     /* there is an exchange or a tape t
 /* From now on on a tape, which others find by `name` (cut to GW_TAPE_NAME_MAX) until it ends. The
  * exchange is its first reader. Without memory nothing changes. */
 void gw_turn_publish(gw_turn *turn, const char *name);
-/* Appends `"whimbrel":{…}`. */
+/* Of the first's choices. */
+bool gw_turn_all_told(const gw_turn *turn);
+/* Of all choices: their prompts once each, what was made for all of them. */
+eng_usage gw_turn_usage(const gw_turn *turn);
+/* Appends `"whimbrel":{…}`, of all choices. */
 void gw_turn_extension(const gw_turn *turn, base_buf *out);

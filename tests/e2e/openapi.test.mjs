@@ -102,6 +102,14 @@ await check('chat, completions and tokens', async () => {
   await call('POST', '/v1/chat/completions', { body: { ...chat, temperature: 9 }, status: 400, unchecked: true });
   await call('POST', '/v1/chat/completions', { body: { ...chat, model: 'no-such' }, status: 404 });
   await call('POST', '/v1/chat/completions/render', { body: chat });
+  const { id } = await call('POST', '/v1/chat/completions', { body: { ...chat, n: 2, store: true, metadata: { a: 'b' } } });
+  await call('GET', '/v1/chat/completions', { query: '?limit=1&metadata[a]=b' });
+  await call('GET', '/v1/chat/completions', { query: '?limit=0', status: 400 });
+  await call('GET', '/v1/chat/completions/{id}', { id });
+  await call('POST', '/v1/chat/completions/{id}', { id, body: { metadata: { c: 'd' } } });
+  await call('GET', '/v1/chat/completions/{id}/messages', { id });
+  await call('DELETE', '/v1/chat/completions/{id}', { id });
+  await call('GET', '/v1/chat/completions/{id}', { id, status: 404 });
   await call('POST', '/v1/completions', { body: { model: 'nano', prompt: 'Hello', max_tokens: 3, logprobs: 1 } });
   (await stream('/v1/completions', { model: 'nano', prompt: 'Hello', max_tokens: 3 })).forEach((r) => fits(schema('Completion'), r, 'record'));
   const { tokens } = await call('POST', '/tokenize', { body: { model: 'nano', prompt: 'Hello' } });

@@ -52,8 +52,8 @@ await check('logprobs have one entry a token, whole and streamed, and offsets in
 
 await check('completions refuse by name', async () => {
   const body = { model: 'nano', prompt: 'a', max_tokens: 2 };
-  for (const [more, param] of [[{ prompt: ['a', 'b'] }, 'prompt'], [{ prompt: '' }, 'prompt'], [{ prompt: [] }, 'prompt'], [{ prompt: [1, 'x'] }, 'prompt[1]'],
-    [{ prompt: [99999999] }, 'prompt[0]'], [{ prompt: undefined }, 'prompt'], [{ suffix: 'x' }, 'suffix'], [{ n: 2 }, 'n'], [{ best_of: 2 }, 'best_of'],
+  for (const [more, param] of [[{ prompt: '' }, 'prompt'], [{ prompt: [] }, 'prompt'], [{ prompt: [1, 'x'] }, 'prompt[1]'],
+    [{ prompt: [99999999] }, 'prompt[0]'], [{ prompt: undefined }, 'prompt'], [{ suffix: 'x' }, 'suffix'], [{ n: 99 }, 'n'], [{ best_of: 2 }, 'best_of'],
     [{ logprobs: 6 }, 'logprobs'], [{ logprobs: true }, 'logprobs'], [{ echo: true, logprobs: 1 }, 'logprobs'], [{ echo: 1 }, 'echo'], [{ max_tokens: 0 }, 'max_tokens'], [{ model: undefined }, 'model']])
     await assert.rejects(client.completions.create({ ...body, ...more }), (e) => e instanceof OpenAI.BadRequestError && e.param === param, JSON.stringify(more));
   const long = Array.from({ length: 40000 }, () => word(1)).join(' ');

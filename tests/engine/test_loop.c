@@ -275,6 +275,64 @@ Test(eng_engine, a_prefill_lists_its_prompt_and_samples_nothing, .timeout = 120)
     eng_destroy(engine);
 }
 
+/* Several answers to one prompt: it is run once, and each answer is what it would be alone. */
+Test(eng_engine, those_that_follow_find_the_prompt, .timeout = 120)
+{
+    enum { CHOICES = 5 };
+    static int32_t prompt[700];
+    static result alone[CHOICES], together[CHOICES];
+    base_err err = BASE_ERR_INIT;
+    make_prompt(prompt, 700, 17);
+    eng_options opts = options();
+    opts.queue_max = CHOICES;
+    eng_engine *engine = start(&opts);
+    eng_request reqs[CHOICES];
+    for (uint32_t i = 0; i < CHOICES; i++) {
+        reqs[i] = request(prompt, 700, 40, 0.8f, &alone[i]);
+        reqs[i].sampling.seed = i;
+        reqs[i].space = 10 + i;
+        submit(engine, &reqs[i]);
+        wait_done(&alone[i], 1);
+    }
+    uint64_t rows = eng_get_stats(engine).step_rows;
+    for (uint32_t i = 0; i < CHOICES; i++) {
+        reqs[i] = request(prompt, 700, 40, 0.8f, &together[i]);
+        reqs[i].sampling.seed = i;
+        reqs[i].space = 2;
+        reqs[i].follows = i > 0 ? reqs[0].id : 0;
+    }
+    cr_assert_eq(eng_submit_all(engine, reqs, CHOICES, &err), BASE_OK, "%s", err.text);
+    wait_done(together, CHOICES);
+    for (uint32_t i = 0; i < CHOICES; i++) {
+        same(&alone[i], &together[i], "a choice");
+        cr_assert_eq(together[i].usage.cached_tokens, i > 0 ? 699 : 0);
+    }
+    /* The prompt once, its last row and 39 more for each. */
+    cr_assert_eq(eng_get_stats(engine).step_rows - rows, 699 + 40 * CHOICES);
+    /* What is followed may be cancelled, or not be there. */
+    for (uint32_t i = 0; i < CHOICES; i++) {
+        reqs[i] = request(prompt, 700, 4, 0, &together[i]);
+        reqs[i].space = 3;
+        reqs[i].follows = i == 1 ? 999999999 : i > 0 ? reqs[0].id : 0;
+    }
+    cr_assert_eq(eng_submit_all(engine, reqs, CHOICES, &err), BASE_OK, "%s", err.text);
+    eng_cancel(engine, reqs[0].id);
+    wait_done(together, CHOICES);
+    for (uint32_t i = 1; i < CHOICES; i++)
+        cr_assert_eq(together[i].finish, ENG_FINISH_LENGTH);
+    /* All or none. */
+    uint64_t requests = eng_get_stats(engine).requests;
+    reqs[2].max_tokens = 0;
+    cr_assert_eq(eng_submit_all(engine, reqs, 3, NULL), BASE_INVALID);
+    eng_request many[CHOICES + 1];
+    for (uint32_t i = 0; i <= CHOICES; i++)
+        many[i] = reqs[1];
+    cr_assert_eq(eng_submit_all(engine, many, CHOICES + 1, NULL), BASE_FULL);
+    cr_assert_eq(eng_get_stats(engine).requests, requests);
+    check_clean(engine);
+    eng_destroy(engine);
+}
+
 Test(eng_engine, pinned_stays_erased_goes, .timeout = 120)
 {
     static int32_t prompts[8][900];

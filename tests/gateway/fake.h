@@ -336,6 +336,20 @@ base_code eng_detokenize(const eng_engine *e, base_buf *out, const int32_t *toke
     return BASE_OK;
 }
 
+base_code eng_tokenize(const eng_engine *e, int32_t **tokens, uint32_t *token_count, eng_text text,
+                       bool specials, uint32_t token_max, base_arena *arena, base_err *err)
+{
+    (void)e;
+    (void)specials;
+    if (text.length > token_max)
+        return base_fail(err, BASE_TOO_LONG, "maximum context length is %u tokens", token_max);
+    *tokens = base_arena_alloc(arena, (text.length + 1) * sizeof(**tokens));
+    for (size_t i = 0; i < text.length; i++)
+        (*tokens)[i] = (unsigned char)text.data[i];
+    *token_count = (uint32_t)text.length;
+    return BASE_OK;
+}
+
 base_code eng_submit(eng_engine *e, const eng_request *request, base_err *err)
 {
     (void)e;
@@ -350,11 +364,26 @@ base_code eng_submit(eng_engine *e, const eng_request *request, base_err *err)
     return BASE_OK;
 }
 
+base_code eng_submit_all(eng_engine *e, const eng_request *requests, uint32_t count, base_err *err)
+{
+    base_code code = BASE_OK;
+    for (uint32_t i = 0; i < count && !code; i++)
+        code = eng_submit(e, &requests[i], err);
+    return code;
+}
+
 void eng_cancel(eng_engine *e, uint64_t id)
 {
     (void)e;
-    if (id == engine.request.id)
-        atomic_fetch_add(&engine.cancelled, 1);
+    for (uint32_t i = 0; i < 64; i++)
+        if (id == engine.all[i].id)
+            atomic_fetch_add(&engine.cancelled, 1);
+}
+
+/* What comes next is about the nth of all requests. */
+static inline void engine_turn_to(int nth)
+{
+    engine.request = engine.all[nth];
 }
 
 /* What engine_part gave out, once more, whatever the tokens are. */

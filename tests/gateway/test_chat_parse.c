@@ -115,13 +115,29 @@ Test(chat_parse, errors_name_the_field)
         {BODY(
              "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":1}}]"),
          "tools[0].function.description"},
-        {BODY("\"tools\":[{\"type\":\"custom\",\"custom\":{\"name\":\"f\"}}]"), "tools[0].type"},
+        {BODY("\"tools\":[{\"type\":\"web_search\"}]"), "tools[0].type"},
+        {BODY("\"tools\":[{\"type\":\"custom\"}]"), "tools[0].custom"},
+        {BODY("\"tools\":[{\"type\":\"custom\",\"custom\":{\"name\":\"a b\"}}]"),
+         "tools[0].custom.name"},
+        {BODY("\"tools\":[{\"type\":\"custom\",\"custom\":{\"name\":\"f\",\"format\":{\"type\":"
+              "\"xml\"}}}]"),
+         "tools[0].custom.format.type"},
+        {BODY("\"tools\":[{\"type\":\"custom\",\"custom\":{\"name\":\"f\",\"format\":{\"type\":"
+              "\"grammar\",\"grammar\":{\"syntax\":\"regex\"}}}}]"),
+         "tools[0].custom.format.grammar.definition"},
+        {BODY("\"tools\":[{\"type\":\"custom\",\"custom\":{\"name\":\"f\",\"format\":{\"type\":"
+              "\"grammar\",\"grammar\":{\"syntax\":\"lark\",\"definition\":\"start: A\"}}}}]"),
+         "tools[0].custom.format.grammar.syntax"},
         {WITH_TOOL("\"tool_choice\":3"), "tool_choice"},
         {WITH_TOOL("\"tool_choice\":\"maybe\""), "tool_choice"},
         {WITH_TOOL("\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"g\"}}"),
          "tool_choice.function.name"},
         {WITH_TOOL("\"tool_choice\":{\"type\":\"function\"}"), "tool_choice.function.name"},
         {WITH_TOOL("\"parallel_tool_calls\":1"), "parallel_tool_calls"},
+        {BODY("\"prediction\":3"), "prediction"},
+        {BODY("\"prediction\":{\"type\":\"static\"}"), "prediction.type"},
+        {BODY("\"prediction\":{\"type\":\"content\",\"content\":3}"), "prediction.content"},
+        {BODY("\"include_stop_str_in_output\":3"), "include_stop_str_in_output"},
         {BODY("\"tool_choice\":\"required\""), "tool_choice"},
         {BODY("\"temperature\":-0.1"), "temperature"},
         {BODY("\"temperature\":2.1"), "temperature"},
@@ -308,6 +324,12 @@ Test(chat_parse, tools_keep_their_text)
         "{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"z\":{\"maximum\":"
         "18446744073709551615},\"a\":{\"multipleOf\":0.1,\"default\":1e400,\"pattern\":\"\\u00e9\"}"
         "}}};");
+    run(BODY(
+        "\"tools\":[{\"type\":\"custom\",\"custom\":{\"name\":\"g\",\"description\":\"d\"}}]"));
+    cr_assert_str_eq(
+        engine.tools,
+        "{\"name\":\"g\",\"description\":\"d\",\"parameters\":{\"type\":\"object\","
+        "\"properties\":{\"input\":{\"type\":\"string\"}},\"required\":[\"input\"]}};");
     run(BODY("\"tools\":[]"));
     cr_assert_eq(engine.tool_count, 0);
     run(BODY("\"tools\":null"));
@@ -411,6 +433,31 @@ Test(chat_parse, thinking_from_the_most_explicit_wish)
         cr_expect_eq(engine.thinking, rows[i].thinking, "%s", rows[i].body);
         cr_expect_str_eq(engine.effort, rows[i].effort, "%s", rows[i].body);
     }
+}
+
+Test(chat_parse, an_effort_wakes_a_model_that_does_not_think_by_default)
+{
+    fake_info.thinking = ENG_THINK_DISABLED;
+    run(BODY("\"reasoning_effort\":\"low\""));
+    cr_assert_eq(engine.thinking, ENG_THINK_ENABLED);
+    run(BODY("\"reasoning_effort\":\"low\",\"enable_thinking\":false"));
+    cr_assert_eq(engine.thinking, ENG_THINK_DISABLED);
+    run(BODY("\"reasoning_effort\":\"none\""));
+    cr_assert_eq(engine.thinking, ENG_THINK_DISABLED);
+    run(BODY("\"reasoning_effort\":\"hard\""));
+    cr_assert_eq(engine.thinking, ENG_THINK_DEFAULT);
+}
+
+Test(chat_parse, a_prediction_reaches_the_engine_as_tokens)
+{
+    run(BODY(
+        "\"prediction\":{\"type\":\"content\",\"content\":[{\"type\":\"text\",\"text\":\"ab\"},{"
+        "\"type\":\"text\",\"text\":\"c\"}]}"));
+    cr_assert_eq(engine.request.prediction_count, 3);
+    run(BODY("\"prediction\":{\"type\":\"content\",\"content\":\"\"}"));
+    cr_assert_eq(engine.request.prediction_count, 0);
+    run(BODY("\"prediction\":null"));
+    cr_assert_eq(engine.request.prediction_count, 0);
 }
 
 Test(chat_parse, hints_and_strangers_are_ignored)
