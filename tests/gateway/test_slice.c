@@ -103,6 +103,52 @@ static json_t *parse(gw_slices *slices, const char *text, size_t length, int64_t
     return tree;
 }
 
+Test(slice, a_note_is_found_by_the_text_of_a_kept_tree_and_goes_with_it)
+{
+    gw_slices *slices = gw_slices_create(0);
+    uint8_t digest[GW_SLICE_DIGEST_BYTES], noted[GW_SLICE_DIGEST_BYTES];
+    memset(noted, 7, sizeof(noted));
+    base_buf body;
+    base_buf_init(&body, 0);
+    base_buf_puts(&body, "{\"messages\":[0,1,2");
+    for (uint32_t i = 3; i < 10; i++)
+        base_buf_printf(&body, ",{\"role\":\"tool\",\"n\":%u,\"content\":\"%0900u\"}", i, i);
+    base_buf_puts(&body, "]}");
+    json_t *tree = parse(slices, body.data, body.length, 1);
+    json_t *other = parse(slices, body.data, body.length, 2);
+    json_t *text = json_object_get(json_array_get(json_object_get(tree, "messages"), 3), "content");
+    const char *at = json_string_value(text);
+    size_t length = json_string_length(text);
+    char *copy = strdup(at);
+    cr_assert_not(gw_slices_recall(slices, digest, at, length, 1), "nothing was noted");
+    gw_slices_note(slices, noted, at, length, 1);
+    cr_assert(gw_slices_recall(slices, digest, at, length, 1));
+    cr_assert_arr_eq(digest, noted, sizeof(noted));
+    cr_assert_not(gw_slices_recall(slices, digest, at, length, 2), "of another kind");
+    cr_assert_not(gw_slices_recall(slices, digest, at, length - 1, 1), "a part of it");
+    /* Equal bytes elsewhere: a text that no tree keeps, and another tenant's tree. */
+    gw_slices_note(slices, noted, copy, length, 1);
+    cr_assert_not(gw_slices_recall(slices, digest, copy, length, 1));
+    text = json_object_get(json_array_get(json_object_get(other, "messages"), 3), "content");
+    cr_assert_not(gw_slices_recall(slices, digest, json_string_value(text), length, 1));
+    /* The same element in the next turn's body. */
+    json_t *next = parse(slices, body.data, body.length, 1);
+    text = json_object_get(json_array_get(json_object_get(next, "messages"), 3), "content");
+    cr_assert(gw_slices_recall(slices, digest, json_string_value(text), length, 1));
+    /* The caller still holds the text; who keeps it does not. */
+    gw_slices_clear(slices);
+    cr_assert_eq(gw_slices_get_stats(slices).bytes, 0);
+    cr_assert_not(gw_slices_recall(slices, digest, at, length, 1));
+    gw_slices_note(slices, noted, at, length, 1);
+    cr_assert_not(gw_slices_recall(slices, digest, at, length, 1));
+    json_decref(tree);
+    json_decref(other);
+    json_decref(next);
+    base_buf_deinit(&body);
+    free(copy);
+    gw_slices_destroy(slices);
+}
+
 Test(slice, what_comes_again_is_the_same_tree)
 {
     gw_slices *slices = gw_slices_create(0);
