@@ -102,25 +102,26 @@ static void put_items(json_t *list, const json_t *item, const char *digits, size
     const char *role = json_string_value(json_object_get(item, "role"));
     const json_t *text = json_object_get(item, "content");
     const json_t *calls = json_object_get(item, "tool_calls");
+    const char *said_text = json_is_string(text) ? json_string_value(text) : ""; /* NUL is text */
     char id[96];
     bool tool = role && strcmp(role, "tool") == 0, said = role && strcmp(role, "assistant") == 0;
     if (tool) {
         snprintf(id, sizeof id, "fco_%s_%zu", digits, at);
         const char *call = json_string_value(json_array_get(open, 0));
-        json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:s,s:s}", "id", id, "type",
+        json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:s,s:s%}", "id", id, "type",
                                               "function_call_output", "status", "completed",
-                                              "call_id", call ? call : "", "output",
-                                              json_is_string(text) ? json_string_value(text) : ""));
+                                              "call_id", call ? call : "", "output", said_text,
+                                              json_string_length(text)));
         json_array_remove(open, 0);
         return;
     }
     if (!said || json_string_length(text)) {
         snprintf(id, sizeof id, "msg_%s_in%zu", digits, at);
-        json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:s,s:[{s:s,s:s}]}", "id", id, "type",
+        json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:s,s:[{s:s,s:s%}]}", "id", id, "type",
                                               "message", "status", "completed", "role",
                                               role ? role : "user", "content", "type",
                                               said ? "output_text" : "input_text", "text",
-                                              json_is_string(text) ? json_string_value(text) : ""));
+                                              said_text, json_string_length(text)));
     }
     json_array_clear(open);
     for (size_t i = 0; i < json_array_size(calls); i++) {

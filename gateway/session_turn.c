@@ -47,10 +47,12 @@ static base_code read_config(config *out, const gw_session_row *session, base_er
     const char *text = session->config ? session->config : "{}";
     size_t length = strlen(text);
     out->tools = (eng_text){"[]", 2};
-    out->json = json_loadb(text, length, JSON_ALLOW_NUL, NULL);
-    if (!out->json)
-        return base_fail(err, BASE_FORMAT, "what session %s was made with cannot be read",
-                         session->id.text);
+    char *copy = strndup(text, length); /* numbers beyond doubles are mended in place */
+    base_code code = copy ? gw_body_parse(&out->json, copy, length, NULL) : BASE_NOMEM;
+    free(copy);
+    if (code)
+        return base_fail(err, code == BASE_NOMEM ? code : BASE_FORMAT,
+                         "what session %s was made with cannot be read", session->id.text);
     eng_text raw;
     if (gw_body_member(&raw, text, length, "tools"))
         out->tools = raw;
