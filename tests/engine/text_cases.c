@@ -1,10 +1,12 @@
 /* The shared cases (the JSON files of tests/engine/cases), as far as tokenizer, codec and decoder
  * decide them. Each case is a test of its own; those that need HTTP or a running engine are listed
- * with the reason, and belong to the front door's tests. A case of the files that is in neither
- * list fails. */
+ * with the reason, and are checks of FRONT_DOOR under their numbers. A case of the files that is in
+ * neither list, or in the second and not there, fails. */
 #include "engine/base/clock.h"
 #include "engine/base/rand.h"
 #include "tests/engine/chat_rig.h"
+
+#define FRONT_DOOR SOURCE_ROOT "/tests/e2e/cases.test.mjs"
 
 static const char *const files[] = {"tokenizer", "chat-template", "tool-parsing", "reasoning",
                                     "streaming"};
@@ -35,6 +37,18 @@ static const struct {
 };
 
 /* ---- finding a case ---- */
+
+/* The whole of FRONT_DOOR. */
+static char *front_door(void)
+{
+    FILE *file = fopen(FRONT_DOOR, "r");
+    char *text = NULL;
+    size_t size = 0;
+    cr_assert_not_null(file, FRONT_DOOR);
+    cr_assert_gt(getdelim(&text, &size, '\0', file), 0);
+    fclose(file);
+    return text;
+}
 
 static json_t *find_case(const char *id)
 {
@@ -761,6 +775,7 @@ Test(text_cases, every_case_is_run_or_belongs_elsewhere)
 #define NAME(name) #name,
     static const char *const run[] = {CASES_RUN(NAME)};
     size_t total = 0;
+    char *door = front_door(), check[32];
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         char path[256];
         snprintf(path, sizeof path, CASES "%s.json", files[i]);
@@ -775,7 +790,9 @@ Test(text_cases, every_case_is_run_or_belongs_elsewhere)
             for (size_t n = 0; n < sizeof elsewhere / sizeof *elsewhere; n++)
                 if (strcmp(elsewhere[n].id, id) == 0) {
                     found++;
-                    printf("%s not run here: %s\n", id, elsewhere[n].reason);
+                    snprintf(check, sizeof check, "\nawait test('%s', ", id);
+                    cr_assert_not_null(strstr(door, check), "%s: no check at the front door", id);
+                    printf("%s is run by " FRONT_DOOR ": %s\n", id, elsewhere[n].reason);
                 }
             cr_assert_eq(found, 1, "%s", id);
             total++;
@@ -783,4 +800,5 @@ Test(text_cases, every_case_is_run_or_belongs_elsewhere)
         json_decref(list);
     }
     cr_assert_eq(total, sizeof run / sizeof *run + sizeof elsewhere / sizeof *elsewhere);
+    free(door);
 }
