@@ -34,7 +34,10 @@
 #include "engine/engine_internal.h"
 
 #define FORCED_TOKENS 64 /* appended at once */
-#define CHUNK_MIN 8      /* prefill rows of a step at least, however long it takes */
+/* A step that begins so long after the last one found caches cold and threads parked: it says
+ * nothing about steps in a row. */
+#define PAUSE_NS 300000
+#define CHUNK_MIN 8 /* prefill rows of a step at least, however long it takes */
 
 #define WAIT_NS 5000000 /* for the disk tier: a deadline or a cancel is late by so much at most */
 
@@ -570,6 +573,7 @@ static uint32_t plan_rows(eng_engine *engine)
 static void step(eng_engine *engine)
 {
     uint64_t before = base_now_ns();
+    engine->warm = before - engine->stepped_ns < PAUSE_NS;
     if (engine->options.draft_tokens != 0)
         eng__propose(engine);
     plan_rows(engine);
@@ -614,7 +618,8 @@ static void step(eng_engine *engine)
     engine->moved = true;
     forward = base_now_ns() - forward;
     ENG_COUNT(engine, forward_ns, forward);
-    eng_spec_observe_step(&engine->spec, rows, prefilling > 0, furthest(engine), forward);
+    if (engine->warm || prefilling > 0)
+        eng_spec_observe_step(&engine->spec, rows, prefilling > 0, furthest(engine), forward);
     if (prefilling > 0)
         eng__tier_observe_prefill(engine, rows, forward);
     for (uint32_t i = 0; i < engine->active_count; i++) {
@@ -641,7 +646,8 @@ static void step(eng_engine *engine)
         usleep(engine->options.slow_step_us);
     ENG_COUNT(engine, steps, 1);
     ENG_COUNT(engine, step_rows, rows);
-    ENG_COUNT(engine, busy_ns, base_now_ns() - before);
+    engine->stepped_ns = base_now_ns();
+    ENG_COUNT(engine, busy_ns, engine->stepped_ns - before);
     ENG_GAUGE(engine, prefilling, prefilling);
 }
 

@@ -80,7 +80,8 @@ static void run_drafter(eng_engine *engine, uint32_t count, uint32_t context)
                       eng_draft_block(engine->draft), engine->draft_tokens,
                       engine->draft_confidence);
     uint64_t taken = base_now_ns() - before;
-    eng_spec_observe_draft(&engine->spec, count, context, taken);
+    if (engine->warm)
+        eng_spec_observe_draft(&engine->spec, count, context, taken);
     ENG_COUNT(engine, draft_ns, taken);
 }
 

@@ -18,7 +18,7 @@
 #include "engine/base/rand.h"
 
 #define ROUNDS 17
-#define PROMPTS 4
+#define PROMPTS 8
 #define FIXED 7
 #define ENGINES (FIXED + 2) /* [0] no drafts, [1…7] fixed, [8] adaptive */
 #define ADAPTIVE (FIXED + 1)
@@ -38,12 +38,19 @@ typedef struct kind {
 static const kind KINDS[] = {
     {"tool",
      {"What's the weather in Oslo?", "What is the weather in Lisbon and in Porto?",
-      "Weather in Bergen for the next 3 days, please.", "Get me the weather in Buenos Aires."},
+      "Weather in Bergen for the next 3 days, please.", "Get me the weather in Buenos Aires.",
+      "Is it raining in Quito and in Lima?", "How warm is Kyoto?",
+      "Tell me the weather in Turin, Split and Madrid.", "Do I need an umbrella in Dublin?"},
      true},
-    {"chat", {"hello!", "What can you do?", "Who are you?", "Thank you very much!"}, false},
+    {"chat",
+     {"hello!", "What can you do?", "Who are you?", "Thank you very much!", "Good morning",
+      "How are you today?", "Can you help me with a question?", "Tell me a joke."},
+     false},
     {"prose",
      {"Tell me about the harbour.", "Explain what a database index is.",
-      "Describe a morning in the mountains.", "What does the git command do?"},
+      "Describe a morning in the mountains.", "What does the git command do?", "What is a library?",
+      "Explain how a list works in Python.", "What does the word river mean?",
+      "Write a few sentences about the sea."},
      false},
 };
 
@@ -166,11 +173,14 @@ static bool spec_row(eng_engine *engines[ENGINES], base_arena *arena, const kind
     static bench_run plain[PROMPTS], other;
     samples speed[ENGINES] = {0};
     double accepted = 0, steps = 0, tokens = 0, verified = 0;
+    eng_stats before = {0}, after;
     uint64_t space = context * 10 + (uint64_t)(k - KINDS);
     for (int i = 0; i < PROMPTS; i++)
         prompts[i] = render(engines[0], arena, k->asks[i], k->tools, context);
     for (int round = -2; round < ROUNDS; round++) { /* the first two fill caches and cost tables */
         double seconds[ENGINES] = {0}, made = 0;
+        if (round == 0)
+            before = eng_get_stats(engines[ADAPTIVE]);
         for (int i = 0; i < PROMPTS; i++)
             for (int n = 0; n < ENGINES; n++) {
                 int e = (n + round + 2) % ENGINES; /* nobody is always behind the same one */
@@ -189,11 +199,14 @@ static bool spec_row(eng_engine *engines[ENGINES], base_arena *arena, const kind
         for (int e = 0; e < ENGINES && round >= 0; e++)
             speed[e].v[speed[e].n++] = made / seconds[e];
     }
-    int best = 1;
+    after = eng_get_stats(engines[ADAPTIVE]);
+    int best = 1, at = 0;
+    char each[96] = "";
     double best_speed = 0, to_plain[3], to_best[3];
     for (int e = 1; e <= FIXED; e++) {
         samples copy = speed[e];
         double median = median_of(copy.v, copy.n);
+        at += snprintf(each + at, sizeof each - (size_t)at, " %.0f", median);
         if (median > best_speed) {
             best_speed = median;
             best = e;
@@ -201,13 +214,19 @@ static bool spec_row(eng_engine *engines[ENGINES], base_arena *arena, const kind
     }
     ratio_of(&speed[ADAPTIVE], &speed[0], to_plain);
     ratio_of(&speed[ADAPTIVE], &speed[best], to_best);
-    char config[320], name[24];
-    snprintf(config, sizeof config,
-             "%s context=%u tokens/answer=%.0f accepted length %.2f, %.2f drafts a step; to plain "
-             "%.3f [%.3f, %.3f], to best fixed (%d) %.3f [%.3f, %.3f]",
-             eng_get_info(engines[0])->name, prompts[0].count, tokens / (ROUNDS * PROMPTS),
-             1 + accepted / steps, verified / steps, to_plain[0], to_plain[1], to_plain[2], best,
-             to_best[0], to_best[1], to_best[2]);
+    char config[512], name[24];
+    snprintf(
+        config, sizeof config,
+        "%s context=%u tokens/answer=%.0f accepted length %.2f, %.2f drafts a step, copies kept "
+        "%.2f; pass %.0f us, draft %.0f us a step; 1 to 7 drafts%s; to plain %.3f [%.3f, %.3f], to "
+        "best fixed "
+        "(%d) %.3f [%.3f, %.3f]",
+        eng_get_info(engines[0])->name, prompts[0].count, tokens / (ROUNDS * PROMPTS),
+        1 + accepted / steps, verified / steps,
+        (double)(after.copied_accepted - before.copied_accepted) / steps,
+        (double)(after.forward_ns - before.forward_ns) / steps / 1e3,
+        (double)(after.draft_ns - before.draft_ns) / steps / 1e3, each, to_plain[0], to_plain[1],
+        to_plain[2], best, to_best[0], to_best[1], to_best[2]);
     snprintf(name, sizeof name, "%d drafts", best);
     bench_peer peers[2] = {{.name = "plain", .s = speed[0]}, {.name = name, .s = speed[best]}};
     bench_report_beside(row, config, "tok/s", true, &speed[ADAPTIVE], 0, "", peers, 2);
