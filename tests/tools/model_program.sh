@@ -47,6 +47,13 @@ check "absent folder" says 2 "/nowhere/config.json" info /nowhere
 check "random of an unknown shape" says 2 "none of tiny" random huge "$dir/x"
 check "random of too large a shape" says 2 "GB of weights" random m3.1-flash "$dir/x"
 
+check "export-gguf" says 0 "54 tensors, 539552 bytes" export-gguf "$vectors/tiny-m3" "$dir/m3.gguf"
+check "export-gguf of all as floats" says 0 "bf16 0, f32 201992" export-gguf --exact "$vectors/tiny-m3" "$dir/m3.gguf"
+check "export-gguf names what differs there" says 0 "the same up to 512 tokens" export-gguf "$vectors/../../config/models/nano" "$dir/nano.gguf"
+check "export-gguf of what it cannot express" says 2 "shared experts of 32 beside experts of 64" export-gguf "$vectors/tiny" "$dir/x.gguf"
+check "export-gguf into nowhere" says 2 "/nowhere/x.gguf: No such file" export-gguf "$vectors/tiny-m3" /nowhere/x.gguf
+check "export-gguf of nothing" says 2 "/nowhere/config.json" export-gguf /nowhere "$dir/x.gguf"
+
 check "random writes" "$program" random tiny "$dir/random" --seed 3
 check "what random writes is verified" says 0 "ok   draft: 43 tensors" verify --full "$dir/random"
 cp -r "$dir/random" "$dir/bad"
