@@ -2,14 +2,14 @@
  *
  * Read and applied: model, input, previous_response_id or conversation, instructions, tools
  * (functions), tool_choice, parallel_tool_calls, stream, background, max_output_tokens,
- * temperature, top_p and the engine's own sampling fields, top_logprobs, reasoning.effort and
- * .summary, text.format (structured.h), store, metadata, include (reasoning.encrypted_content,
- * message.output_text.logprobs). prompt_cache_key is a session label at last.
- * Hints, read for their type alone: user, safety_identifier, service_tier, truncation,
- * text.verbosity, prompt_cache_options and _retention, context_management (a client may compact by
- * itself), stream_options, moderation, max_tool_calls (bounds tools that run on the server, and
- * none does). Tools of other types are left out of the prompt: clients offer hosted ones unasked.
- * Refused by name: prompt, parts that are not text. */
+ * temperature, top_p and the engine's own fields of sampling and thinking, top_logprobs,
+ * reasoning.effort and .summary, truncation, text.format (structured.h), store, metadata, include
+ * (reasoning.encrypted_content, message.output_text.logprobs). prompt_cache_key is a session label
+ * at last. Hints, read for their type alone: user, safety_identifier, service_tier, text.verbosity,
+ * prompt_cache_options and _retention, context_management (a client may compact by itself),
+ * stream_options, moderation, max_tool_calls (bounds tools that run on the server, and none does).
+ * Tools of other types are left out of the prompt: clients offer hosted ones unasked. Refused by
+ * name: prompt, parts that are not text. */
 #include "gateway/api_responses_internal.h"
 
 #include <stdio.h>
@@ -21,6 +21,7 @@
 #include "engine/base/json.h"
 #include "engine/base/num.h"
 #include "engine/base/utf8.h"
+#include "gateway/api_chat.h"
 #include "gateway/conf.h"
 #include "gateway/dialect.h"
 #include "gateway/structured.h"
@@ -60,21 +61,16 @@ static base_code read_tool_choice(gw_turn *turn, base_err *err)
     return BASE_OK;
 }
 
-/* Efforts none and minimal mean no thinking, the others keep the model's mode and become its effort
- * line; an unknown one is a hint that nobody understands, so that no client text lands in the
- * system turn. */
+/* Efforts and the engine's own switches of thinking are the chat dialect's. */
 static base_code read_reasoning(gw_turn *turn, base_err *err)
 {
     json_t *reasoning;
-    const char *effort = NULL, *summary = NULL;
+    const char *summary = NULL;
     GW_TRY(gw_read_object(&reasoning, turn->json, "", "reasoning", err));
-    if (!reasoning)
-        return BASE_OK;
-    GW_TRY(gw_read_name(&effort, reasoning, "reasoning", "effort", GW_NAME_BYTES_MAX, err));
-    GW_TRY(gw_read_name(&summary, reasoning, "reasoning", "summary", GW_NAME_BYTES_MAX, err));
+    if (reasoning)
+        GW_TRY(gw_read_name(&summary, reasoning, "reasoning", "summary", GW_NAME_BYTES_MAX, err));
     state(turn)->view.summary = summary && strcmp(summary, "none") != 0;
-    gw_set_effort_or_none(turn, effort);
-    return BASE_OK;
+    return gw_chat_read_thinking(turn, err);
 }
 
 static base_code read_refused(gw_turn *turn, base_err *err)
@@ -432,6 +428,64 @@ base_code gw_responses_check(gw_turn *turn, base_err *err)
                            gw_shown(name.data, 64), name.data);
 }
 
+/* ---- truncation ---- */
+
+#define TRUNCATIONS_MAX 8
+
+/* Whole exchanges go, the oldest first and none of the system text in front, as many as it takes
+ * for the rest and the answer to fit. False if only one is left. */
+static bool drop_oldest(gw_turn *turn)
+{
+    responses *r = state(turn);
+    const uint32_t window = eng_get_info(turn->app->engine)->context_max;
+    const uint32_t *ends = turn->prompt.item_end;
+    uint32_t answer = window / 8, count = turn->chat.item_count, front = 0, cut = 0;
+    if (turn->request.max_tokens && turn->request.max_tokens < answer)
+        answer = turn->request.max_tokens;
+    while (front < count && turn->items[front].role == ENG_ROLE_SYSTEM)
+        front++;
+    uint32_t from = front ? ends[front - 1] : 0;
+    for (uint32_t i = front + 1; i < count; i++) {
+        if (turn->items[i].role != ENG_ROLE_USER)
+            continue;
+        cut = i;
+        if (turn->prompt.token_count - base_min(ends[i - 1] - from, turn->prompt.token_count) +
+                answer <
+            window)
+            break;
+    }
+    if (!cut)
+        return false;
+    memmove(turn->items + front, turn->items + cut, (count - cut) * sizeof *turn->items);
+    memmove(r->list.sealed + front, r->list.sealed + cut, (count - cut) * sizeof *r->list.sealed);
+    turn->chat.item_count = r->list.count = count - (cut - front);
+    return true;
+}
+
+static base_code render(gw_turn *turn, base_err *err)
+{
+    responses *r = state(turn);
+    gw_app *app = turn->app;
+    for (int round = 0;; round++) {
+        base_err why = BASE_ERR_INIT;
+        base_code code =
+            eng_render(app->engine, &turn->prompt, &turn->chat, 0, NULL, turn->arena, &why);
+        bool full = code == BASE_TOO_LONG ||
+                    turn->prompt.token_count >= eng_get_info(app->engine)->context_max;
+        if (!full || !r->truncate || round == TRUNCATIONS_MAX || !drop_oldest(turn))
+            return code ? base_fail_param(err, code, why.param, "%s", why.text) : BASE_OK;
+        for (uint32_t i = 0; i < turn->chat.item_count; i++) {
+            turn->items[i].tokens = NULL;
+            turn->items[i].token_count = 0;
+            turn->items[i].rest = (eng_text){0};
+        }
+        turn->match = (gw_match){0};
+        GW_TRY(gw_ledger_match(app->ledger, &turn->match, &turn->root, turn->items,
+                               turn->chat.item_count, turn->arena, err));
+        GW_TRY(gw_responses_check(turn, err));
+    }
+}
+
 /* ---- running streams in the ledger ---- */
 
 /* What there is of an answer, on its way to the ledger. */
@@ -754,6 +808,7 @@ static const gw_dialect dialect = {
     .parse = gw_responses_parse,
     .load = gw_responses_load,
     .check = gw_responses_check,
+    .render = render,
     .admit = admit,
     .open = open_stream,
     .started = started,

@@ -64,6 +64,12 @@ base_code gw_compaction_read(gw_item_list *list, const json_t *item, const char 
     return add(list, text, err);
 }
 
+bool gw_compaction_wrote(eng_text text)
+{
+    const size_t length = sizeof intro - 1;
+    return text.length >= length && memcmp(text.data, intro, length) == 0;
+}
+
 static bool put_compaction(base_buf *out, const gw_app *app, int64_t tenant, const char *id,
                            eng_text summary)
 {

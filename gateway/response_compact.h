@@ -11,3 +11,5 @@
  * something is missing. Worker. */
 base_code gw_compaction_read(gw_item_list *list, const json_t *item, const char *path,
                              base_err *err);
+/* Whether a user's message is what a compaction became in an earlier prompt. */
+bool gw_compaction_wrote(eng_text text);

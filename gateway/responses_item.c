@@ -276,6 +276,8 @@ base_code gw_items_add_stored(gw_item_list *list, const char *json, base_err *er
                                    gw_text_of_json(json_object_get(f, "arguments"))},
                         err));
     }
+    list->sealed[list->count - 1].compacted =
+        kind == ENG_ROLE_USER && gw_compaction_wrote(item->text);
     list->open = false; /* it was a whole turn */
     return BASE_OK;
 }
