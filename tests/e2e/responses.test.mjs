@@ -112,6 +112,37 @@ await check('responses: previous_response_id continues, forks and keeps the cach
   await assert.rejects(client.responses.create(ask(output, { previous_response_id: first.id })), (e) => e instanceof OpenAI.BadRequestError && e.code === 'previous_response_not_found');
 });
 
+await check('responses: hints are taken and told again, wrong types are named', async () => {
+  const hints = { user: word(), safety_identifier: word(), prompt_cache_key: word(), max_tool_calls: 3, truncation: 'disabled', metadata: { a: word() } };
+  const r = await client.responses.create(ask('hi', { ...hints, max_output_tokens: 4, service_tier: 'priority', prompt_cache_retention: '24h', prompt_cache_options: { mode: 'implicit' },
+    context_management: [{ type: 'compaction', compact_threshold: 1000 }], include: ['web_search_call.action.sources'], text: { verbosity: 'low' }, moderation: {}, no_such_field: [1],
+    tools: [{ type: 'web_search' }, { type: 'namespace', name: 'ns', description: 'd', tools: [tool] }, { type: 'mcp', server_label: 'x' }, { type: 'no_such_kind' }, tool] }));
+  for (const [name, value] of Object.entries(hints)) assert.deepEqual(r[name], value, name);
+  assert.equal(r.service_tier, 'default', 'what was used');
+  assert.equal(r.tools.length, 5, 'as they were sent');
+  const kinds = ['local_shell_call', 'shell_call', 'apply_patch_call', 'web_search_call', 'mcp_call', 'image_generation_call', 'additional_tools', 'program', 'no_such_kind'];
+  await client.responses.create(ask([...kinds.map((type) => ({ type, id: word(), status: 'completed' })), { role: 'user', content: 'hi' }], { max_output_tokens: 4 }));
+  for (const [name, value] of Object.entries({ user: 5, safety_identifier: {}, prompt_cache_key: [], max_tool_calls: 'x', truncation: 1, service_tier: [], prompt_cache_options: 'x',
+    context_management: {}, include: 'x', metadata: [], store: 'x', background: 1, instructions: 5, stream_options: 'x', parallel_tool_calls: 'x' }))
+    await assert.rejects(client.responses.create(ask('hi', { [name]: value })), (e) => e instanceof OpenAI.BadRequestError && e.param === name, name);
+});
+
+await check('responses: truncation auto drops the oldest exchanges where a refusal would be the answer', async () => {
+  const { max_model_len: window } = await client.models.retrieve('nano');
+  const filler = Array.from({ length: 400 }, () => word()).join(' ');
+  const one = (await client.responses.inputTokens.count({ model: 'nano', input: filler })).input_tokens;
+  const exchanges = Math.ceil((1.2 * window) / one);
+  const input = Array.from({ length: exchanges }, () => [{ role: 'user', content: filler }, { role: 'assistant', content: 'Yes.' }]).flat();
+  const body = ask([...input, { role: 'user', content: 'hi' }], { instructions: 'Be brief.', max_output_tokens: 4, store: false });
+  await assert.rejects(client.responses.create(body), (e) => e instanceof OpenAI.BadRequestError && e.code === 'context_length_exceeded' && /maximum context length/.test(e.message));
+  const r = await client.responses.create({ ...body, truncation: 'auto' });
+  assert.equal(r.truncation, 'auto');
+  assert.ok(r.usage.input_tokens < window && r.usage.input_tokens > window / 2, `${r.usage.input_tokens} of ${window}`);
+  // One exchange alone that is too long has nothing before it to drop.
+  const alone = ask(Array.from({ length: exchanges }, () => filler).join(' '), { max_output_tokens: 4, store: false, truncation: 'auto' });
+  await assert.rejects(client.responses.create(alone), (e) => e.code === 'context_length_exceeded');
+});
+
 const { code } = await server.stop();
 await check('SIGTERM ends the server with status 0', () => assert.equal(code, 0));
 finish();
