@@ -4,12 +4,15 @@
 
 #include <sys/stat.h>
 
+#include "gateway/api_conversations.h"
 #include "gateway/api_responses.h"
 #include "gateway/seal.h"
 
 static void start(void)
 {
     base_err err = BASE_ERR_INIT;
+    fake_conf.conversations_count_max = fake_conf.conversations_items_max = 16;
+    fake_conf.limits_body_bytes_max = 1u << 20;
     fake_start();
     cr_assert_eq(gw_seal_open(&app.seal, fake_directory, &err), BASE_OK, "%s", err.text);
 }
@@ -509,4 +512,129 @@ Test(responses, what_is_not_stored_is_not_found)
     json_decref(about(gw_api_responses_get, id, "", 404));
     json_decref(json);
     free_exchange(e);
+}
+
+/* ---- conversations and compactions ---- */
+
+static json_t *conversation(void (*handle)(gw_app *app, gw_exchange *exchange), const char *path,
+                            const char *body, int status)
+{
+    gw_exchange *e = calloc(1, sizeof *e);
+    e->path = path;
+    e->body = body;
+    e->length = strlen(body);
+    handle(&app, e);
+    pump_until_over(e);
+    cr_expect_eq(e->status, status, "%s %s: %d %s", path, body, e->status, e->out.data);
+    json_t *json = answer_json(e);
+    free_exchange(e);
+    return json;
+}
+
+Test(responses, a_conversation_gets_what_was_asked_and_answered_and_takes_it_along)
+{
+    char path[96], items[112], body[256];
+    json_t *made = conversation(gw_api_conversations_create, "/v1/conversations",
+                                "{\"items\":[{\"role\":\"developer\",\"content\":\"be\"}]}", 200);
+    const char *id = text_at(made, "id");
+    snprintf(path, sizeof path, "/v1/conversations/%s", id);
+    snprintf(items, sizeof items, "%s/items", path);
+    snprintf(body, sizeof body, HI ",\"conversation\":\"%s\"}", id);
+    json_t *first = NULL;
+    for (int turn = 0; turn < 2; turn++) {
+        gw_exchange *e = post(body);
+        cr_assert(admit(e), "%s", e->out.data);
+        cr_expect_eq(engine.spliced, (uint32_t)turn, "exact tokens of the turn before");
+        /* Who would change it while a turn runs is told to come again. */
+        json_decref(conversation(gw_api_conversations_delete, path, "", 409));
+        json_decref(conversation(gw_api_conversations_items_add, items, "{\"items\":[]}", 409));
+        engine_part(ENG_PART_REASONING, 0, "why");
+        engine_part(ENG_PART_TEXT, 0, "Hello");
+        engine_done(ENG_FINISH_STOP, 9, -1, 8);
+        pump_until_over(e);
+        json_t *answer = answer_json(e);
+        cr_expect_str_eq(text_at(answer, "conversation.id"), id);
+        first = first ? first : json_incref(answer);
+        json_decref(answer);
+        free_exchange(e);
+    }
+    json_t *list = conversation(gw_api_conversations_items_list, items, "", 200);
+    cr_assert_eq(json_array_size(at(list, "data")), 7, "one, and two of three");
+    cr_expect_str_eq(text_at(list, "data.6.role"), "developer");
+    cr_expect_str_eq(text_at(list, "data.5.content.0.text"), "hi");
+    cr_expect(json_equal(at(list, "data.4"), at(first, "output.0")));
+    cr_expect(json_equal(at(list, "data.3"), at(first, "output.1")));
+    json_decref(list);
+    json_decref(about(gw_api_responses_get, text_at(first, "id"), "", 200));
+    json_decref(conversation(gw_api_conversations_delete, path, "", 200));
+    json_decref(about(gw_api_responses_get, text_at(first, "id"), "", 404));
+    json_decref(conversation(gw_api_conversations_items_list, items, "", 404));
+    refused(body, 404, "conversation");
+    gw_ledger_stats stats = gw_ledger_get_stats(app.ledger);
+    cr_expect_eq(stats.conversations, 0);
+    base_err err = BASE_ERR_INIT;
+    cr_expect(gw_ledger_check(app.ledger, &err), "%s", err.text);
+    json_decref(first);
+    json_decref(made);
+}
+
+Test(responses, a_cancelled_turn_adds_nothing_to_its_conversation)
+{
+    char items[112], body[256];
+    json_t *made = conversation(gw_api_conversations_create, "/v1/conversations", "{}", 200);
+    snprintf(items, sizeof items, "/v1/conversations/%s/items", text_at(made, "id"));
+    snprintf(body, sizeof body, HI ",\"conversation\":{\"id\":\"%s\"}}", text_at(made, "id"));
+    gw_exchange *e = post(body);
+    cr_assert(admit(e), "%s", e->out.data);
+    engine_part(ENG_PART_TEXT, 0, "Hel");
+    leave(e);
+    engine_done(ENG_FINISH_CANCELLED, 3, -1, 3);
+    pump_all();
+    free_exchange(e);
+    json_t *list = conversation(gw_api_conversations_items_list, items, "", 200);
+    cr_expect_eq(json_array_size(at(list, "data")), 0);
+    json_decref(list);
+    json_decref(made);
+}
+
+Test(responses, a_compaction_is_a_summary_that_nobody_reads)
+{
+    char body[1024];
+    gw_exchange *e = calloc(1, sizeof *e);
+    e->path = "/v1/responses/compact";
+    e->body =
+        HEAD ",\"instructions\":\"be\",\"input\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":"
+             "\"assistant\",\"content\":\"b\"},{\"role\":\"user\",\"content\":\"c\"}]}";
+    e->length = strlen(e->body);
+    gw_api_responses_compact(&app, e);
+    cr_assert(admit(e), "%s", e->out.data);
+    cr_expect_eq(engine.request.tool_choice, ENG_TOOL_NONE);
+    cr_expect(strncmp(engine.rendered.data, "system:be|user:a|assistant:b|user:c|user:Write", 46) ==
+                  0,
+              "%s", engine.rendered.data);
+    engine_part(ENG_PART_TEXT, 0, "The sum");
+    engine_done(ENG_FINISH_STOP, 8, -1, 7);
+    pump_until_over(e);
+    json_t *json = answer_json(e);
+    cr_assert_eq(e->status, 200);
+    cr_assert_str_eq(text_at(json, "object"), "response.compaction");
+    cr_assert_eq(json_array_size(at(json, "output")), 3, "what the user said, and the summary");
+    cr_assert_null(strstr(e->out.data, "The sum"));
+    char *output = json_dumps(at(json, "output"), 0);
+    snprintf(body, sizeof body, HEAD ",\"input\":%s}", output);
+    free_exchange(e);
+    e = post(body);
+    cr_assert(admit(e), "%s", e->out.data);
+    cr_expect_not_null(strstr(engine.rendered.data, "user:a|user:c|user:The conversation before"));
+    cr_expect_not_null(strstr(engine.rendered.data, "by the assistant:\n\nThe sum|"));
+    engine_done(ENG_FINISH_STOP, 1, -1, 0);
+    pump_until_over(e);
+    free_exchange(e);
+    /* Changed by a letter. */
+    char *seal = strstr(body, "whim1.");
+    cr_assert_not_null(seal);
+    seal[20] = seal[20] == 'A' ? 'B' : 'A';
+    refused(body, 400, "input[2].encrypted_content");
+    free(output);
+    json_decref(json);
 }
