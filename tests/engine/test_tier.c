@@ -233,6 +233,33 @@ Test(eng_tier, memory_and_disk_meet_inside_a_page, .timeout = 120)
     remove_dir();
 }
 
+/* Where a token is computed sooner than it is read, it is computed; memory's part is used all the
+ * same. What the disk brings per second is kv_store's to measure. */
+Test(eng_tier, reading_must_beat_computing, .timeout = 120)
+{
+    static int32_t tokens[600];
+    static result first, shorter, other;
+    make_dir();
+    eng_options opts = disk_options();
+    eng_engine *engine = start(&opts);
+    make_prompt(tokens, 600, 7);
+    run(engine, tokens, 600, 8, 0, &first);
+    for (int pays = 0; pays < 2; pays++) {
+        engine = restart(engine, &opts);
+        run(engine, tokens, 200, 1, 0, &shorter);
+        settle(engine);
+        engine->tier.token_s = pays ? 1.0 : 1e-12; /* nothing runs */
+        run(engine, tokens, 600, 8, 0, &other);
+        cr_assert_eq(other.usage.restored_tokens, pays ? 399 : 0, "%u",
+                     other.usage.restored_tokens);
+        cr_assert_eq(other.usage.cached_tokens, pays ? 599 : 200);
+        same(&first, &other, "read or computed");
+        settle(engine);
+    }
+    eng_destroy(engine);
+    remove_dir();
+}
+
 /* ---- the drafter's rows ---- */
 
 #define TURNS 5
