@@ -251,6 +251,9 @@ static void render_engine(const gw_app *app, base_buf *out)
     count(out, "copied_tokens_total", "Those verified that were copies of earlier text.", s.copied);
     count(out, "copied_accepted_tokens_total", "Those of them that were kept.", s.copied_accepted);
     count(out, "predicted_tokens_total", "Those verified that a prediction held.", s.predicted);
+    count(out, "ahead_tokens_total",
+          "Prompt tokens that were run while the pages before them were read back.",
+          s.ahead_tokens);
     count(out, "predicted_accepted_tokens_total", "Those of them that were kept.",
           s.predicted_accepted);
     count(out, "steps_total", "Forward passes.", s.steps);
