@@ -42,6 +42,7 @@ struct eng_draft {
     uint32_t pass_max; /* blocks of one pass */
     base_arena *arena;
     eng_files *files;
+    eng_repack *pack;
     char fingerprint[33];
 
     kn_weight fc, markov_in, markov_out;
@@ -198,6 +199,10 @@ static base_code load(eng_draft *d, const eng_model *model, const char *dir, uin
     code = eng_binder__init(&binder, d->files, d->arena, err);
     if (code == BASE_OK)
         code = bind(d, &binder);
+    if (code == BASE_OK)
+        code = eng_repack__create(&d->pack, binder.packable, binder.packable_count, d->device, err);
+    if (code == BASE_OK && d->pack != NULL)
+        eng_files__release(d->files);
     eng_binder__deinit(&binder);
     if (code == BASE_OK)
         code = make_fingerprint(d, err);
@@ -226,6 +231,7 @@ void eng_draft_destroy(eng_draft *draft)
 {
     if (draft == NULL)
         return;
+    eng_repack__destroy(draft->pack);
     eng_files_close(draft->files);
     base_arena_destroy(draft->arena);
     free(draft);

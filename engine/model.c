@@ -32,6 +32,9 @@ struct eng_model {
     base_arena *arena;
     eng_files *files;
     eng_m3 m3;
+    kn_weight **packable;
+    uint32_t packable_count;
+    eng_repack *pack;
     kn_device *device;
     kn_rope rope;
     eng_m3_scratch scratch;
@@ -48,7 +51,9 @@ base_code eng_binder__init(eng_binder *binder, const eng_files *files, base_aren
 {
     *binder = (eng_binder){.files = files, .arena = arena, .err = err};
     binder->taken = calloc(eng_files_count(files) + 1, 1);
-    if (binder->taken == NULL)
+    binder->packable =
+        base_arena_calloc(arena, eng_files_count(files) + 1, sizeof *binder->packable);
+    if (binder->taken == NULL || binder->packable == NULL)
         binder->code =
             base_fail(err, BASE_NOMEM, "out of memory for %u tensors", eng_files_count(files));
     return binder->code;
@@ -238,6 +243,8 @@ void eng_binder__weight(eng_binder *binder, kn_weight *out, uint32_t rows, uint3
         bind_mxfp8(binder, out, name, plain);
     else
         bind_plain(binder, out, plain);
+    if (binder->code == BASE_OK && kn_pack_bytes(out) > 0)
+        binder->packable[binder->packable_count++] = out;
 }
 
 const float *eng_binder__floats(eng_binder *binder, uint32_t rows, uint32_t cols, const char *fmt,
@@ -558,6 +565,8 @@ static base_code load_tensors(eng_model *m, base_err *err)
         code = eng_m3__bind(&m->m3, &binder, &m->file.model);
     if (code == BASE_OK)
         code = eng_binder__finish(&binder);
+    m->packable = binder.packable;
+    m->packable_count = binder.packable_count;
     eng_binder__deinit(&binder);
     return code;
 }
@@ -592,6 +601,10 @@ static base_code load(eng_model *m, const char *spec, const eng_model_options *o
                                     .context_max = m->context_max};
         code = kn_device_create(&m->device, &device, err);
     }
+    if (code == BASE_OK)
+        code = eng_repack__create(&m->pack, m->packable, m->packable_count, m->device, err);
+    if (code == BASE_OK && m->pack != NULL)
+        eng_files__release(m->files);
     if (code == BASE_OK)
         code = eng_rope__create(&m->rope, m->device, m->file.model.rotary_dim,
                                 m->file.model.rope_theta, m->context_max + ENG_ROPE_SLACK, err);
@@ -633,6 +646,7 @@ void eng_model_destroy(eng_model *model)
         return;
     eng_rope__destroy(&model->rope);
     kn_device_destroy(model->device);
+    eng_repack__destroy(model->pack);
     eng_files_close(model->files);
     base_arena_destroy(model->arena);
     free(model->planes);

@@ -17,6 +17,8 @@ const char *eng_dtype__name(eng_dtype dtype);
 const char *eng_files__gap(const eng_files *files);
 /* File sizes, headers, and the first and last 4 KiB of every tensor. */
 void eng_files__digest(const eng_files *files, XXH3_state_t *state);
+/* Lets go of the files' pages, which come back from disk when somebody reads them. */
+void eng_files__release(const eng_files *files);
 
 /* ---- config.c ---- */
 
@@ -57,6 +59,8 @@ typedef struct eng_binder {
     const eng_files *files;
     base_arena *arena; /* copies: norms as floats, weights that lie unaligned in the file */
     uint8_t *taken;    /* [count] */
+    kn_weight **packable; /* in the arena: the matrices that kn_pack has a form for */
+    uint32_t packable_count;
     base_err *err;
     base_code code; /* the first failure; later calls do nothing */
 } eng_binder;
@@ -77,6 +81,16 @@ const float *eng_binder__floats(eng_binder *binder, uint32_t rows, uint32_t cols
 void eng_binder__skip(eng_binder *binder, const char *const *prefixes, uint32_t count);
 /* Fails if a tensor was not taken; names the first and how many. */
 base_code eng_binder__finish(eng_binder *binder);
+
+/* ---- repack.c ---- */
+
+typedef struct eng_repack eng_repack;
+
+/* Packs the matrices and points their `tiles` at the copies, which live until destroy. *out is NULL
+ * if the device reads the stored form. Fails: BASE_NOMEM. */
+base_code eng_repack__create(eng_repack **out, kn_weight *const *weights, uint32_t count,
+                             kn_device *device, base_err *err);
+void eng_repack__destroy(eng_repack *pack); /* NULL is fine */
 
 /* A weight that owns no memory of the model; for tests and the drafter: cos and sin for positions <
  * count. */

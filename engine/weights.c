@@ -611,6 +611,12 @@ const char *eng_files__gap(const eng_files *files)
     return files->gap[0] != '\0' ? files->gap : NULL;
 }
 
+void eng_files__release(const eng_files *files)
+{
+    for (uint32_t i = 0; i < files->file_count; i++)
+        (void)madvise((void *)files->files[i].map, files->files[i].size, MADV_DONTNEED);
+}
+
 /* ---- digest ---- */
 
 #define ENDS_BYTES 4096

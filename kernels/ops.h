@@ -9,18 +9,25 @@
  * THE WRITTEN REDUCTIONS of the cpu backend (version KN_CPU_REDUCTION; avx2 and avx512 give the
  * same bits): dot(x, w, n)    lane j of 16 takes k = j, j+16, …, ascending: acc[j] = fma(x[k],
  * w[k], acc[j]), w exact in float (codes times block scales); a last part of fewer than 16 acts as
- * if padded with zeros. Then the tree sum16: for h in 8, 4, 2, 1: acc[j] += acc[j+h], j < h. NVFP4
- * weights divide by scale_global at the end. sum of squares  the same with x = w; mean and rsqrt in
- * float: 1.0f / sqrtf(mean + eps). attention       blocks of 128 positions in ascending number. In
- * a block: s[t] = scale * dot(q, k[t], head_dim); m' = max(m, max s); c = kn_exp(m - m'); p[t] =
- * kn_exp(s[t] - m'); l = fma(l, c, sum16 of lanes t mod 16 of p); o[d] = fma-chain over t
- * ascending, started from o[d] * c. After the last: o[d] / l. Masked positions (u > t) are skipped,
- * as if p were 0. softmax, gates  sigmoid(x) = 1.0f / (1.0f + kn_exp(-x)). kn_exp is the polynomial
- * of kernels/cpu/math.h, the same operations in every variant. MoE             experts of a row in
- * ascending id: acc = fma(weight, expert_out, acc), starting from 0; then + shared; then the
- * residual is added once: x = x + acc. Reasons for float lanes with FMA: the three variants agree
- * to the bit with no emulation, and the result stays within a few ulp of a float oracle on the
- * dequantised file. An integer form (A16/A8 dots) would be a new version number.
+ * if padded with zeros. Then the tree sum16: for h in 8, 4, 2, 1: acc[j] += acc[j+h], j < h. dot
+ * with NVFP4 weights: integers within a group of 16. e = the exponent of the group's largest |x|
+ * (2^e <= |x| < 2^(e+1)); q[k] = x[k] * 2^(21-e) rounded to the nearest integer, ties to even; S =
+ * the sum of 2 * code[k] * q[k], exact in 32 bits. Lane j of 8 takes groups j, j+8, …, ascending:
+ * acc[j] = fma((float)S, scale * 2^(e-22), acc[j]); then for h in 4, 2, 1: acc[j] += acc[j+h], j <
+ * h; then the quotient by scale_global. A group below 2^-90 counts as zeros, one that holds an
+ * infinity or NaN gives NaN. q errs by at most 2^-22 of the group's largest value. sum of squares
+ * the same with x = w; mean and rsqrt in float: 1.0f / sqrtf(mean + eps). attention       blocks of
+ * 128 positions in ascending number. In a block: s[t] = scale * dot(q, k[t], head_dim); m' = max(m,
+ * max s); c = kn_exp(m - m'); p[t] = kn_exp(s[t] - m'); l = fma(l, c, sum16 of lanes t mod 16 of
+ * p); o[d] = fma-chain over t ascending, started from o[d] * c. After the last: o[d] / l. Masked
+ * positions (u > t) are skipped, as if p were 0. softmax, gates  sigmoid(x) = 1.0f / (1.0f +
+ * kn_exp(-x)). kn_exp is the polynomial of kernels/cpu/math.h, the same operations in every
+ * variant. MoE             experts of a row in ascending id: acc = fma(weight, expert_out, acc),
+ * starting from 0; then + shared; then the residual is added once: x = x + acc. Reasons for float
+ * lanes with FMA: the variants agree to the bit with no emulation, and the result stays within a
+ * few ulp of a float oracle on the dequantised file. Reasons for integers with NVFP4: one byte
+ * product serves where a float one needs the code decoded, a third of the instructions; 23 bits of
+ * x because 16 err by more than the golden vectors' 1e-5.
  *
  * The variant "ref" is the plain formula: scalar, double sums, never tuned, every weight and page
  * type. Tests compare the others and the golden vectors with it.
@@ -30,7 +37,7 @@
 #pragma once
 #include "engine/base/err.h"
 
-#define KN_CPU_REDUCTION 1
+#define KN_CPU_REDUCTION 2
 #define KN_PAGE_TOKENS 128 /* positions a page, equal to the MSA block */
 #define KN_BLOCK_TOKENS 128
 
@@ -51,7 +58,15 @@ typedef struct kn_weight {
     const void *data;
     const void *scale;  /* NULL for F32 and BF16 */
     float scale_global; /* NVFP4: stored as the inverse, so divided by; else 1 */
+    const void *tiles;  /* NULL, or what kn_pack made of it, at a multiple of 64: the same products,
+                           faster */
 } kn_weight;
+
+/* Bytes of the streaming form of a matrix, a multiple of 64; 0: its type has none. */
+size_t kn_pack_bytes(const kn_weight *weight);
+/* Writes it. Different outputs of one matrix may not be packed by different threads. */
+void kn_pack(void *dst, const kn_weight *weight);
+#define KN_PACK_VERSION 1 /* of that form */
 
 /* ---- pages ---- */
 

@@ -13,7 +13,7 @@ static bool has_avx512(void)
 {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vbmi");
+           __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
 }
 
 static bool has_all(void)
@@ -28,7 +28,7 @@ static const struct backend {
     bool (*supports)(void);
     const char *wants;
 } backends[] = {
-    {"avx512", &kn_cpu_ops_avx512, has_avx512, "AVX-512 F, BW, VL, DQ and VBMI"},
+    {"avx512", &kn_cpu_ops_avx512, has_avx512, "AVX-512 F, BW, VL, DQ, VBMI and VNNI"},
     {"avx2", &kn_cpu_ops_avx2, has_avx2, "AVX2, FMA and F16C"},
     {"ref", &kn_cpu_ops_ref, has_all, ""},
 };

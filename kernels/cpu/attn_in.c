@@ -16,6 +16,7 @@ typedef struct attn_in_job {
     kn_kv *kv;
     const kn_rows *rows;
     const kn_attn_in *a;
+    cpu_in in;
     attn_part part[PARTS];
     uint32_t parts;
     float *k, *v, *index_k;
@@ -27,6 +28,8 @@ static void add_part(attn_in_job *job, const kn_weight *w, float *y)
     *part = (attn_part){.w = w, .y = y};
     part->outs = cpu_piece_outs(job->d, job->rows->rows, w->cols, w->rows, UINT32_MAX);
     part->pieces = ceil_div(w->rows, part->outs);
+    if (w->type == KN_NVFP4 && !job->in.q)
+        cpu_quantize(job->d, &job->in, 0, job->rows->rows, w->cols);
 }
 
 static void project(void *ctx, uint32_t piece, uint32_t thread)
@@ -36,8 +39,8 @@ static void project(void *ctx, uint32_t piece, uint32_t thread)
     for (; piece >= part->pieces; part++)
         piece -= part->pieces;
     const uint32_t first = piece * part->outs;
-    cpu_matmul(job->d, thread, part->y + first, part->w->rows, job->d->normed, job->a->hidden, NULL,
-               job->rows->rows, part->w, first, min_u32(first + part->outs, part->w->rows), false);
+    cpu_matmul(job->d, thread, part->y + first, part->w->rows, &job->in, job->rows->rows, part->w,
+               first, min_u32(first + part->outs, part->w->rows), false);
 }
 
 /* ---- rounding and storing ---- */
@@ -174,6 +177,7 @@ void cpu_attn_in(kn_device *device, kn_kv *kv, const kn_rows *rows, const kn_att
                        .v = d->wide + kv_floats,
                        .index_k = d->wide + 2 * kv_floats};
     cpu_norm_rows(d, d->normed, a->x, a->norm, NULL, rows->rows, a->hidden, a->eps);
+    job.in = (cpu_in){.x = d->normed, .stride = a->hidden};
     add_part(&job, a->q, a->q_out);
     add_part(&job, a->k, job.k);
     add_part(&job, a->v, job.v);

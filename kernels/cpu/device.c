@@ -70,6 +70,13 @@ static void lay_out(cpu_device *d, carver *c, uint32_t threads)
     d->normed = carve(c, rows * width, sizeof(float));
     d->logits = carve(c, rows * width, sizeof(float));
     d->wide = carve(c, d->wide_floats, sizeof(float));
+    /* The slack: one input row of up to 65,536 columns, the activations of one row with as many
+     * experts as can be. */
+    const size_t row = cpu_quant_row((uint32_t)width);
+    d->quant_bytes[0] = rows * row + cpu_quant_row(1 << 16);
+    d->quant_bytes[1] = rows * (row + 8 * CPU_QUANT_BYTES) + (CPU_TOPK_MAX + 1) * row;
+    for (int i = 0; i < 2; i++)
+        d->quant[i] = carve(c, d->quant_bytes[i], 1);
     d->scores = carve(c, d->score_floats, sizeof(float));
     d->route_ids = carve(c, rows * CPU_TOPK_MAX, sizeof(int32_t));
     d->route_weights = carve(c, rows * CPU_TOPK_MAX, sizeof(float));

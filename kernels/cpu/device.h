@@ -15,6 +15,8 @@
 #define CPU_PANEL_COLS                                                                             \
     384 /* columns of a matrix that are decoded at a time, or up to twice as many at once */
 #define CPU_PANEL_ROWS 128 /* rows whose accumulators wait between two panels */
+#define CPU_QUANT_BYTES                                                                            \
+    448 /* of 128 quantised inputs (nvfp4.c): three bytes each, an offset and a factor a group */
 
 /* One thread's scratch; every pointer is 64-aligned. */
 typedef struct cpu_thread {
@@ -30,11 +32,13 @@ typedef struct cpu_device {
     kn_device base;
     kn_pool *pool;
     uint32_t rows_max, width_max, context_max;
-    size_t tile_floats;     /* of cpu_thread.tile */
-    size_t wide_floats;     /* of `wide` */
-    size_t score_floats;    /* of `scores` */
-    float *normed;          /* [rows_max * width_max] */
-    float *logits;          /* [rows_max * width_max]: router */
+    size_t tile_floats;  /* of cpu_thread.tile */
+    size_t wide_floats;  /* of `wide` */
+    size_t score_floats; /* of `scores` */
+    float *normed;       /* [rows_max * width_max] */
+    float *logits;       /* [rows_max * width_max]: router */
+    uint8_t *quant[2];   /* quantised rows: of inputs, of activations */
+    size_t quant_bytes[2];
     float *wide;            /* at least [rows_max * 3 * width_max]: projections, activations */
     float *scores;          /* block scores; of ref: two doubles a position */
     int32_t *route_ids;     /* [rows_max * CPU_TOPK_MAX] */
@@ -48,6 +52,12 @@ typedef struct cpu_device {
     void *memory; /* all of the above */
     size_t memory_bytes;
 } cpu_device;
+
+/* Bytes of a quantised row of `cols` inputs. */
+static inline size_t cpu_quant_row(uint32_t cols)
+{
+    return ((size_t)cols + 127) / 128 * CPU_QUANT_BYTES;
+}
 
 static inline cpu_device *cpu_of(kn_device *device)
 {

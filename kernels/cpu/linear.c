@@ -7,6 +7,7 @@
  * the last wait in scratch, lane by lane, so that a sum has the same order whatever the panels.
  * Both walk k upwards with sixteen lanes and end in sum16: a value's bits depend on its row and its
  * output alone. */
+#include "kernels/cpu/tiles.h"
 #include "kernels/cpu/variant.h"
 
 #ifdef KN_VARIANT_AVX512
@@ -27,6 +28,30 @@ static const float e2m1_table[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4
                                      -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
 /* ---- decoding to scratch ---- */
+
+/* The same columns of packed MXFP8. */
+static void decode_packed(float *dst, const kn_weight *w, uint32_t row, uint32_t first,
+                          uint32_t last)
+{
+    const uint8_t *band = (const uint8_t *)w->tiles + row / BAND_OUTS * tile_band_bytes(w);
+    const uint32_t n = row % TILE_OUTS;
+    for (uint32_t k = first; k < last;) {
+        const uint32_t block = k / MXFP8_COLS * MXFP8_COLS;
+        const uint32_t padded = tile_mxfp8_cols(w->cols, block);
+        const uint8_t *tile = band + block / MXFP8_COLS * BAND_TILES * (size_t)MXFP8_TILE_BYTES +
+                              row % BAND_OUTS / TILE_OUTS * ((size_t)TILE_OUTS * padded + 64);
+        float scale[16];
+        scales_e8m0_256(scale, tile + TILE_OUTS * padded + n * 8, 8);
+        for (; k < last && k < block + MXFP8_COLS; k += 32, dst += 32) {
+            const uint32_t at = k - block;
+            const v16 f = v16_set1(scale[at / 32]);
+            v16 a, b;
+            v16_e4m3_256th_pair(&a, &b, tile + at / 64 * (TILE_OUTS * 64) + n * 64 + at % 64);
+            v16_store(dst, v16_mul(a, f));
+            v16_store(dst + 16, v16_mul(b, f));
+        }
+    }
+}
 
 void cpu_decode_row(float *dst, const kn_weight *w, uint32_t row, uint32_t first, uint32_t last)
 {
@@ -55,6 +80,10 @@ void cpu_decode_row(float *dst, const kn_weight *w, uint32_t row, uint32_t first
         break;
     }
     case KN_MXFP8: {
+        if (w->tiles) {
+            decode_packed(dst, w, row, first, last);
+            break;
+        }
         const uint8_t *p = (const uint8_t *)w->data + row * cols + first;
         const uint8_t *s = (const uint8_t *)w->scale + row * (cols / 32) + first / 32;
         for (; k < n; k += 32) {
@@ -94,17 +123,15 @@ typedef struct sink {
 INLINE void put(const sink *s, size_t row, uint32_t out, float sum)
 {
     float *at = s->y + row * s->stride + out;
-    const float y = s->w->type == KN_NVFP4 ? sum / s->w->scale_global : sum;
-    *at = s->add ? *at + y : y;
+    *at = s->add ? *at + sum : sum;
 }
 
 INLINE void put4(const sink *s, size_t row, uint32_t out, __m128 sum)
 {
     float *at = s->y + row * s->stride + out;
-    __m128 y = s->w->type == KN_NVFP4 ? _mm_div_ps(sum, _mm_set1_ps(s->w->scale_global)) : sum;
     if (s->add)
-        y = _mm_add_ps(_mm_loadu_ps(at), y);
-    _mm_storeu_ps(at, y);
+        sum = _mm_add_ps(_mm_loadu_ps(at), sum);
+    _mm_storeu_ps(at, sum);
 }
 
 /* Sums of rows x outs accumulators (row by row); only the first `live_rows` and `live_outs` are
@@ -225,31 +252,8 @@ INLINE void few_lanes(const kn_type type, const int R, const int N, v16 *acc, co
         }
         break;
     }
-    case KN_NVFP4: {
-        const uint8_t *p[8], *s[8];
-        float scale[8][16];
-        UNROLL for (int n = 0; n < N; n++)
-        {
-            p[n] = (const uint8_t *)w->data + o[n] * (cols / 2);
-            s[n] = (const uint8_t *)w->scale + o[n] * (cols / 16);
-        }
-        while (k < cols) {
-            const size_t groups = cols - k < 256 ? (cols - k) / 16 : 16;
-            UNROLL for (int n = 0; n < N; n++) scales_e4m3(scale[n], s[n] + k / 16, groups, 256.0f);
-            for (size_t g = 0; g < groups; g++, k += 16) {
-                v16 a[8];
-                UNROLL for (int n = 0; n < N; n++) a[n] =
-                    v16_mul(v16_pick(i16_nibbles(p[n] + k / 2), e2m1_table), v16_set1(scale[n][g]));
-                UNROLL for (int r = 0; r < R; r++)
-                {
-                    const v16 b = v16_load(x[r] + k);
-                    UNROLL for (int n = 0; n < N; n++) acc[r * N + n] =
-                        v16_fma(b, a[n], acc[r * N + n]);
-                }
-            }
-        }
-        break;
-    }
+    case KN_NVFP4:
+        break; /* never here: nvfp4.c */
     }
 }
 
@@ -304,7 +308,6 @@ INLINE void few_rows(const kn_type type, const int R, const int N, const sink *s
 FEW(few_f32, KN_F32)
 FEW(few_bf16, KN_BF16)
 FEW(few_mxfp8, KN_MXFP8)
-FEW(few_nvfp4, KN_NVFP4)
 
 /* ---- many rows ---- */
 
@@ -390,50 +393,44 @@ static void wide_rows(const cpu_thread *t, const sink *s, const float *x, size_t
     }
 }
 
-void cpu_matmul(cpu_device *d, uint32_t thread, float *y, size_t y_stride, const float *x,
-                size_t x_stride, const uint32_t *index, uint32_t rows, const kn_weight *w,
-                uint32_t first, uint32_t last, bool add)
+void cpu_matmul(cpu_device *d, uint32_t thread, float *y, size_t y_stride, const cpu_in *in,
+                uint32_t rows, const kn_weight *w, uint32_t first, uint32_t last, bool add)
 {
+    const cpu_thread *t = &d->threads[thread];
     const sink s = {.y = y, .stride = y_stride, .w = w, .add = add};
     if (rows == 0)
         return;
+    if (w->type == KN_NVFP4) {
+        cpu_nvfp4_product(t, y, y_stride, in, rows, w, first, last, add);
+        return;
+    }
     if (rows > CPU_FEW_ROWS) {
-        wide_rows(&d->threads[thread], &s, x, x_stride, index, rows, first, last);
+        wide_rows(t, &s, in->x, in->stride, in->index, rows, first, last);
         return;
     }
     const float *xr[CPU_FEW_ROWS];
     for (uint32_t r = 0; r < rows; r++)
-        xr[r] = x + (index ? index[r] : r) * x_stride;
-    switch (w->type) {
-    case KN_F32:
+        xr[r] = in->x + (in->index ? in->index[r] : r) * in->stride;
+    if (w->type == KN_F32)
         few_f32(&s, xr, rows, first, last);
-        break;
-    case KN_BF16:
+    else if (w->type == KN_BF16)
         few_bf16(&s, xr, rows, first, last);
-        break;
-    case KN_MXFP8:
+    else if (w->tiles)
+        cpu_mxfp8_few(t, y, y_stride, xr, rows, w, first, last, add);
+    else
         few_mxfp8(&s, xr, rows, first, last);
-        break;
-    case KN_NVFP4:
-        few_nvfp4(&s, xr, rows, first, last);
-        break;
-    }
 }
 
 uint32_t cpu_piece_outs(const cpu_device *d, uint32_t rows, uint32_t cols, uint32_t outs,
                         uint32_t outs_max)
 {
-    uint32_t piece;
+    uint32_t piece = CPU_TILE_OUTS;
     if ((uint64_t)rows * cols * outs <= SMALL_PRODUCT)
-        piece = (outs + 7) & ~7u;
+        piece = outs;
     else if (rows <= CPU_FEW_ROWS)
-        piece = (FEW_WEIGHTS / cols + 7) & ~7u;
-    else
-        piece = outs >= 4 * CPU_TILE_OUTS * kn_pool_threads(d->pool) ? CPU_TILE_OUTS
-                                                                     : CPU_TILE_OUTS / 2;
-    if (piece > outs_max)
-        piece = outs_max & ~3u;
-    return piece < CPU_TILE_MIN ? CPU_TILE_MIN : piece;
+        piece = FEW_WEIGHTS / cols;
+    piece = min_u32((piece + BAND_OUTS - 1) & ~(BAND_OUTS - 1u), outs_max & ~(BAND_OUTS - 1u));
+    return piece < BAND_OUTS ? BAND_OUTS : piece;
 }
 
 /* ---- the operation ---- */
@@ -441,7 +438,7 @@ uint32_t cpu_piece_outs(const cpu_device *d, uint32_t rows, uint32_t cols, uint3
 typedef struct linear_job {
     cpu_device *d;
     float *y;
-    const float *x;
+    cpu_in in;
     const kn_weight *w;
     uint32_t rows, outs;
     bool add;
@@ -451,8 +448,19 @@ static void linear_piece(void *ctx, uint32_t piece, uint32_t thread)
 {
     const linear_job *job = ctx;
     const uint32_t first = piece * job->outs;
-    cpu_matmul(job->d, thread, job->y + first, job->w->rows, job->x, job->w->cols, NULL, job->rows,
-               job->w, first, min_u32(first + job->outs, job->w->rows), job->add);
+    cpu_matmul(job->d, thread, job->y + first, job->w->rows, &job->in, job->rows, job->w, first,
+               min_u32(first + job->outs, job->w->rows), job->add);
+}
+
+static void linear_rows(cpu_device *d, float *y, const float *x, const kn_weight *w, uint32_t rows,
+                        bool add)
+{
+    linear_job job = {.d = d, .y = y, .w = w, .rows = rows, .add = add};
+    job.in = (cpu_in){.x = x, .stride = w->cols};
+    if (w->type == KN_NVFP4)
+        cpu_quantize(d, &job.in, 0, rows, w->cols);
+    job.outs = cpu_piece_outs(d, rows, w->cols, w->rows, UINT32_MAX);
+    kn_pool_run(d->pool, linear_piece, &job, ceil_div(w->rows, job.outs));
 }
 
 void cpu_linear(kn_device *device, float *y, const float *x, const kn_weight *w, uint32_t rows,
@@ -464,9 +472,14 @@ void cpu_linear(kn_device *device, float *y, const float *x, const kn_weight *w,
         memcpy(d->normed, x, (size_t)rows * w->cols * sizeof *x);
         x = d->normed;
     }
-    linear_job job = {.d = d, .y = y, .x = x, .w = w, .rows = rows, .add = add};
-    job.outs = cpu_piece_outs(d, rows, w->cols, w->rows, UINT32_MAX);
-    kn_pool_run(d->pool, linear_piece, &job, ceil_div(w->rows, job.outs));
+    /* As many rows at a time as their quantised form has room for. */
+    uint32_t pass = rows;
+    if (w->type == KN_NVFP4)
+        pass = (uint32_t)(d->quant_bytes[0] / cpu_quant_row(w->cols));
+    CHECK(pass > 0 || rows == 0);
+    for (uint32_t r = 0; r < rows; r += pass)
+        linear_rows(d, y + (size_t)r * w->rows, x + (size_t)r * w->cols, w, min_u32(pass, rows - r),
+                    add);
 }
 
 void cpu_head(kn_device *device, float *logits, const float *x, const float *norm,

@@ -19,15 +19,15 @@ INLINE v16 swiglu(v16 g, v16 u, const kn_act *act)
 }
 
 /* h[r, o] = act(gate(x[r])[o], up(x[r])[o]) for first <= o < last. */
-static void gate_up(cpu_device *d, uint32_t thread, float *h, size_t h_stride, const float *x,
-                    size_t x_stride, const uint32_t *index, uint32_t rows, const kn_weight *gate,
-                    const kn_weight *up, uint32_t first, uint32_t last, const kn_act *act)
+static void gate_up(cpu_device *d, uint32_t thread, float *h, size_t h_stride, const cpu_in *in,
+                    uint32_t rows, const kn_weight *gate, const kn_weight *up, uint32_t first,
+                    uint32_t last, const kn_act *act)
 {
     float *g = d->threads[thread].y0;
     float *u = d->threads[thread].y1;
     const uint32_t outs = last - first;
-    cpu_matmul(d, thread, g, outs, x, x_stride, index, rows, gate, first, last, false);
-    cpu_matmul(d, thread, u, outs, x, x_stride, index, rows, up, first, last, false);
+    cpu_matmul(d, thread, g, outs, in, rows, gate, first, last, false);
+    cpu_matmul(d, thread, u, outs, in, rows, up, first, last, false);
     for (uint32_t r = 0; r < rows; r++) {
         float *at = h + r * h_stride + first;
         const size_t from = (size_t)r * outs;
@@ -53,6 +53,7 @@ typedef struct mlp_job {
     cpu_device *d;
     const kn_mlp *a;
     float *x; /* first row of this pass */
+    cpu_in in, activations;
     uint32_t rows, outs;
 } mlp_job;
 
@@ -61,8 +62,8 @@ static void mlp_gate_up(void *ctx, uint32_t piece, uint32_t thread)
     const mlp_job *job = ctx;
     const kn_mlp *a = job->a;
     const uint32_t first = piece * job->outs;
-    gate_up(job->d, thread, job->d->wide, a->inner, job->d->normed, a->hidden, NULL, job->rows,
-            a->gate, a->up, first, min_u32(first + job->outs, a->inner), &a->act);
+    gate_up(job->d, thread, job->d->wide, a->inner, &job->in, job->rows, a->gate, a->up, first,
+            min_u32(first + job->outs, a->inner), &a->act);
 }
 
 static void mlp_down(void *ctx, uint32_t piece, uint32_t thread)
@@ -70,18 +71,27 @@ static void mlp_down(void *ctx, uint32_t piece, uint32_t thread)
     const mlp_job *job = ctx;
     const kn_mlp *a = job->a;
     const uint32_t first = piece * job->outs;
-    cpu_matmul(job->d, thread, job->x + first, a->hidden, job->d->wide, a->inner, NULL, job->rows,
-               a->down, first, min_u32(first + job->outs, a->hidden), true);
+    cpu_matmul(job->d, thread, job->x + first, a->hidden, &job->activations, job->rows, a->down,
+               first, min_u32(first + job->outs, a->hidden), true);
 }
 
 void cpu_mlp(kn_device *device, uint32_t rows, const kn_mlp *a)
 {
     cpu_device *d = cpu_of(device);
     CHECK(rows <= d->rows_max && a->hidden <= d->width_max && a->inner <= d->width_max);
-    mlp_job job = {.d = d, .a = a, .x = a->x, .rows = rows};
+    mlp_job job = {.d = d,
+                   .a = a,
+                   .x = a->x,
+                   .in = {.x = d->normed, .stride = a->hidden},
+                   .activations = {.x = d->wide, .stride = a->inner},
+                   .rows = rows};
     cpu_norm_rows(d, d->normed, a->x, a->norm, NULL, rows, a->hidden, a->eps);
+    if (a->gate->type == KN_NVFP4 || a->up->type == KN_NVFP4)
+        cpu_quantize(d, &job.in, 0, rows, a->hidden);
     job.outs = cpu_piece_outs(d, rows, a->hidden, a->inner, outs_max(d, rows));
     kn_pool_run(d->pool, mlp_gate_up, &job, ceil_div(a->inner, job.outs));
+    if (a->down->type == KN_NVFP4)
+        cpu_quantize(d, &job.activations, 1, rows, a->inner);
     job.outs = cpu_piece_outs(d, rows, a->inner, a->hidden, UINT32_MAX);
     kn_pool_run(d->pool, mlp_down, &job, ceil_div(a->hidden, job.outs));
 }
@@ -96,6 +106,7 @@ typedef struct moe_job {
     int32_t *ids;   /* [rows, topk] */
     float *weights; /* [rows, topk] */
     float *shared;  /* [rows, shared_inner] within d->wide, behind the slots */
+    cpu_in in, activations, shared_activations;
     uint32_t outs;
 } moe_job;
 
@@ -198,17 +209,17 @@ static void moe_gate_up(void *ctx, uint32_t piece, uint32_t thread)
     const uint32_t tile = piece - d->piece_first[e];
     if (e == a->experts) {
         const uint32_t outs = expert_outs(job, job->rows, a->shared_inner);
-        gate_up(d, thread, job->shared, a->shared_inner, d->normed, a->hidden, NULL, job->rows,
-                a->shared_gate, a->shared_up, tile * outs,
-                min_u32((tile + 1) * outs, a->shared_inner), &a->act);
+        gate_up(d, thread, job->shared, a->shared_inner, &job->in, job->rows, a->shared_gate,
+                a->shared_up, tile * outs, min_u32((tile + 1) * outs, a->shared_inner), &a->act);
         return;
     }
     const uint32_t slot = d->expert_first[e];
     const uint32_t rows = d->expert_first[e + 1] - slot;
     const uint32_t outs = expert_outs(job, rows, a->inner);
-    gate_up(d, thread, d->wide + (size_t)slot * a->inner, a->inner, d->normed, a->hidden,
-            d->slot_rows + slot, rows, &a->w1[e], &a->w3[e], tile * outs,
-            min_u32((tile + 1) * outs, a->inner), &a->act);
+    cpu_in in = job->in;
+    in.index = d->slot_rows + slot;
+    gate_up(d, thread, d->wide + (size_t)slot * a->inner, a->inner, &in, rows, &a->w1[e], &a->w3[e],
+            tile * outs, min_u32((tile + 1) * outs, a->inner), &a->act);
 }
 
 /* sum[row of i] = fma(weight of i, y[i], sum[row of i]) for `rows` slots. */
@@ -229,6 +240,16 @@ static void add_weighted(float *sum, const float *y, const uint32_t *slot_rows,
     }
 }
 
+/* The same rows without the first `skip`. */
+static cpu_in rows_from(const cpu_in *in, uint32_t skip)
+{
+    cpu_in from = *in;
+    from.x += skip * in->stride;
+    if (in->q)
+        from.q += skip * in->q_stride;
+    return from;
+}
+
 static void moe_down(void *ctx, uint32_t piece, uint32_t thread)
 {
     const moe_job *job = ctx;
@@ -245,18 +266,23 @@ static void moe_down(void *ctx, uint32_t piece, uint32_t thread)
         const uint32_t rows = d->expert_first[e + 1] - slot;
         if (!rows)
             continue;
-        cpu_matmul(d, thread, t->y0, outs, d->wide + (size_t)slot * a->inner, a->inner, NULL, rows,
-                   &a->w2[e], first, last, false);
+        const cpu_in in = rows_from(&job->activations, slot);
+        cpu_matmul(d, thread, t->y0, outs, &in, rows, &a->w2[e], first, last, false);
         add_weighted(sum, t->y0, d->slot_rows + slot, d->slot_weights + slot, rows, outs);
     }
     if (a->shared_inner)
-        cpu_matmul(d, thread, sum, outs, job->shared, a->shared_inner, NULL, job->rows,
-                   a->shared_down, first, last, true);
+        cpu_matmul(d, thread, sum, outs, &job->shared_activations, job->rows, a->shared_down, first,
+                   last, true);
     for (uint32_t r = 0; r < job->rows; r++) {
         float *x = job->x + (size_t)r * a->hidden + first;
         for (uint32_t o = 0; o < outs; o++)
             x[o] += sum[(size_t)r * outs + o];
     }
+}
+
+static bool is_nvfp4(const kn_weight *w)
+{
+    return w && w->type == KN_NVFP4;
 }
 
 static void moe_pass(moe_job *job)
@@ -272,8 +298,18 @@ static void moe_pass(moe_job *job)
     cpu_linear(&d->base, d->logits, d->normed, &router, job->rows, false);
     kn_pool_run(d->pool, moe_route, job, ceil_div(job->rows, ROUTE_ROWS));
     group_slots(job);
-    job->shared = d->wide + (size_t)job->rows * a->topk * a->inner;
+    const uint32_t slots = job->rows * a->topk;
+    job->shared = d->wide + (size_t)slots * a->inner;
+    job->in = (cpu_in){.x = d->normed, .stride = a->hidden};
+    job->activations = (cpu_in){.x = d->wide, .stride = a->inner};
+    job->shared_activations = (cpu_in){.x = job->shared, .stride = a->shared_inner};
+    if (is_nvfp4(a->w1) || is_nvfp4(a->w3) || is_nvfp4(a->shared_gate) || is_nvfp4(a->shared_up))
+        cpu_quantize(d, &job->in, 0, job->rows, a->hidden);
     kn_pool_run(d->pool, moe_gate_up, job, count_pieces(job));
+    if (is_nvfp4(a->w2))
+        cpu_quantize(d, &job->activations, 1, slots, a->inner);
+    if (is_nvfp4(a->shared_down)) /* the inputs are not needed any more */
+        cpu_quantize(d, &job->shared_activations, 0, job->rows, a->shared_inner);
     job->outs = cpu_piece_outs(d, job->rows, a->inner * a->topk + a->shared_inner, a->hidden,
                                outs_max(d, job->rows));
     kn_pool_run(d->pool, moe_down, job, ceil_div(a->hidden, job->outs));
@@ -286,7 +322,10 @@ void cpu_moe(kn_device *device, uint32_t rows, const kn_moe *a)
     CHECK(a->topk >= 1 && a->topk <= CPU_TOPK_MAX && a->topk <= a->experts);
     const size_t row_floats = (size_t)a->topk * a->inner + a->shared_inner;
     CHECK(row_floats <= d->wide_floats);
-    const uint32_t pass = (uint32_t)(d->wide_floats / row_floats);
+    const size_t row_bytes = a->topk * cpu_quant_row(a->inner);
+    CHECK(row_bytes <= d->quant_bytes[1]);
+    const uint32_t pass =
+        min_u32((uint32_t)(d->wide_floats / row_floats), (uint32_t)(d->quant_bytes[1] / row_bytes));
     for (uint32_t r = 0; r < rows; r += pass) {
         moe_job job = {
             .d = d, .a = a, .x = a->x + (size_t)r * a->hidden, .rows = min_u32(pass, rows - r)};

@@ -5,6 +5,10 @@
 #include "kernels/cpu/vec.h"
 
 #define cpu_matmul VN(kn_cpu_matmul)
+#define cpu_nvfp4_product VN(kn_cpu_nvfp4_product)
+#define cpu_mxfp8_few VN(kn_cpu_mxfp8_few)
+#define cpu_quantize_row VN(kn_cpu_quantize_row)
+#define cpu_quantize VN(kn_cpu_quantize)
 #define cpu_decode_row VN(kn_cpu_decode_row)
 #define cpu_norm_row VN(kn_cpu_norm_row)
 #define cpu_head_row VN(kn_cpu_head_row)
@@ -31,14 +35,29 @@
 #define CPU_FEW_ROWS 4
 #endif
 
-/* y[r, o - first] = dot(x[index ? index[r] : r], w[o]) / scale_global for outputs first <= o <
- * last; with `add` it is added to what stands there. x_stride and y_stride in floats. last - first
- * at most CPU_TILE_OUTS unless rows are few. */
-void cpu_matmul(cpu_device *d, uint32_t thread, float *y, size_t y_stride, const float *x,
-                size_t x_stride, const uint32_t *index, uint32_t rows, const kn_weight *w,
-                uint32_t first, uint32_t last, bool add);
-/* How many outputs of a matrix with `cols` inputs one piece of work takes: a multiple of 4, at most
- * `outs_max`. */
+/* Rows that products read. */
+typedef struct cpu_in {
+    const float *x;
+    size_t stride;    /* floats */
+    const uint8_t *q; /* the same rows quantised; NULL if no weight that reads them is NVFP4 */
+    size_t q_stride;
+    const uint32_t *index; /* NULL, or which rows, in this order */
+} cpu_in;
+
+/* Quantises rows x cols values of in->x into d->quant[which] and sets in->q. */
+void cpu_quantize(cpu_device *d, cpu_in *in, int which, uint32_t rows, uint32_t cols);
+void cpu_quantize_row(uint8_t *dst, const float *x, uint32_t cols);
+/* y[r, o - first] = dot(row r of `in`, w[o]) / scale_global for outputs first <= o < last; with
+ * `add` it is added to what stands there. y_stride in floats. `first` is a multiple of 32 (any
+ * output unless w is packed or NVFP4); last - first at most CPU_TILE_OUTS unless rows are few. */
+void cpu_matmul(cpu_device *d, uint32_t thread, float *y, size_t y_stride, const cpu_in *in,
+                uint32_t rows, const kn_weight *w, uint32_t first, uint32_t last, bool add);
+/* The parts of cpu_matmul for NVFP4, and for at most CPU_FEW_ROWS rows of packed MXFP8. */
+void cpu_nvfp4_product(const cpu_thread *t, float *y, size_t y_stride, const cpu_in *in,
+                       uint32_t rows, const kn_weight *w, uint32_t first, uint32_t last, bool add);
+void cpu_mxfp8_few(const cpu_thread *t, float *y, size_t y_stride, const float *const *x,
+                   uint32_t rows, const kn_weight *w, uint32_t first, uint32_t last, bool add);
+/* How many outputs of a matrix with `cols` inputs one piece of work takes: a multiple of 32. */
 uint32_t cpu_piece_outs(const cpu_device *d, uint32_t rows, uint32_t cols, uint32_t outs,
                         uint32_t outs_max);
 /* Row `row` in float before the division by scale_global, columns [first, last) only, padded with

@@ -191,6 +191,16 @@ INLINE __m128i i16_low_bytes(i16 a)
     return _mm512_cvtepi32_epi8(a);
 }
 
+INLINE int32_t i16_sum(i16 a)
+{
+    return _mm512_reduce_add_epi32(a);
+}
+
+INLINE int32_t i16_hmax(i16 a)
+{
+    return _mm512_reduce_max_epi32(a);
+}
+
 /* The tree of ops.h: lane j += lane j + h for h = 8, 4, 2, 1. */
 INLINE float v16_sum(v16 a)
 {
@@ -254,6 +264,41 @@ INLINE v16 v16_bf16(const uint16_t *p)
         _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
 }
 
+/* Third and fourth byte of the float that is code/256, for E4M3 codes 0 … 127 (127, a NaN code, as
+ * 480/256). */
+static const uint8_t kn_e4m3_bytes[2][128] __attribute__((aligned(64))) = {
+    {0x00, 0x00, 0x80, 0xc0, 0x00, 0x20, 0x40, 0x60, 0x80, 0x90, 0xa0, 0xb0, 0xc0, 0xd0, 0xe0,
+     0xf0, 0x00, 0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70, 0x80, 0x90, 0xa0, 0xb0, 0xc0, 0xd0,
+     0xe0, 0xf0, 0x00, 0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70, 0x80, 0x90, 0xa0, 0xb0, 0xc0,
+     0xd0, 0xe0, 0xf0, 0x00, 0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70, 0x80, 0x90, 0xa0, 0xb0,
+     0xc0, 0xd0, 0xe0, 0xf0, 0x00, 0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70, 0x80, 0x90, 0xa0,
+     0xb0, 0xc0, 0xd0, 0xe0, 0xf0, 0x00, 0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70, 0x80, 0x90,
+     0xa0, 0xb0, 0xc0, 0xd0, 0xe0, 0xf0, 0x00, 0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70, 0x80,
+     0x90, 0xa0, 0xb0, 0xc0, 0xd0, 0xe0, 0xf0, 0x00, 0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70,
+     0x80, 0x90, 0xa0, 0xb0, 0xc0, 0xd0, 0xe0, 0xf0},
+    {0x00, 0x37, 0x37, 0x37, 0x38, 0x38, 0x38, 0x38, 0x38, 0x38, 0x38, 0x38, 0x38, 0x38, 0x38,
+     0x38, 0x39, 0x39, 0x39, 0x39, 0x39, 0x39, 0x39, 0x39, 0x39, 0x39, 0x39, 0x39, 0x39, 0x39,
+     0x39, 0x39, 0x3a, 0x3a, 0x3a, 0x3a, 0x3a, 0x3a, 0x3a, 0x3a, 0x3a, 0x3a, 0x3a, 0x3a, 0x3a,
+     0x3a, 0x3a, 0x3a, 0x3b, 0x3b, 0x3b, 0x3b, 0x3b, 0x3b, 0x3b, 0x3b, 0x3b, 0x3b, 0x3b, 0x3b,
+     0x3b, 0x3b, 0x3b, 0x3b, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c, 0x3c,
+     0x3c, 0x3c, 0x3c, 0x3c, 0x3c, 0x3d, 0x3d, 0x3d, 0x3d, 0x3d, 0x3d, 0x3d, 0x3d, 0x3d, 0x3d,
+     0x3d, 0x3d, 0x3d, 0x3d, 0x3d, 0x3d, 0x3e, 0x3e, 0x3e, 0x3e, 0x3e, 0x3e, 0x3e, 0x3e, 0x3e,
+     0x3e, 0x3e, 0x3e, 0x3e, 0x3e, 0x3e, 0x3e, 0x3f, 0x3f, 0x3f, 0x3f, 0x3f, 0x3f, 0x3f, 0x3f,
+     0x3f, 0x3f, 0x3f, 0x3f, 0x3f, 0x3f, 0x3f, 0x3f}};
+
+/* Where bytes 3 and 4 of lane l come from in those of lanes 16i …; bytes 1 and 2 are masked. */
+#define SPREAD1(n) 0, 0, n, 64 + (n)
+#define SPREAD4(n) SPREAD1(n), SPREAD1((n) + 1), SPREAD1((n) + 2), SPREAD1((n) + 3)
+#define SPREAD16(n)                                                                                \
+    {                                                                                              \
+        SPREAD4(n), SPREAD4((n) + 4), SPREAD4((n) + 8), SPREAD4((n) + 12)                          \
+    }
+static const uint8_t kn_e4m3_spread[4][64]
+    __attribute__((aligned(64))) = {SPREAD16(0), SPREAD16(16), SPREAD16(32), SPREAD16(48)};
+#undef SPREAD1
+#undef SPREAD4
+#undef SPREAD16
+
 /* Sixteen E4M3 codes, the values divided by 256: the code's bits as a half-precision number. NaN
  * codes are not looked for and read as 480/256. */
 INLINE v16 v16_e4m3_256th(__m128i codes)
@@ -270,6 +315,22 @@ INLINE void v16_e4m3_256th_pair(v16 *a, v16 *b, const uint8_t *p)
     w = _mm512_and_si512(_mm512_srai_epi16(w, 1), _mm512_set1_epi16((short)0xbfff));
     *a = _mm512_cvtph_ps(_mm512_castsi512_si256(w));
     *b = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(w, 1));
+}
+
+/* The same for 64 codes, by tables of the two upper bytes of the float (the lower ones are zero).
+ */
+INLINE void v16_e4m3_256th_four(v16 w[4], const uint8_t *p)
+{
+    const __m512i code = _mm512_loadu_si512(p);
+    const __m512i third = _mm512_permutex2var_epi8(_mm512_load_si512(kn_e4m3_bytes[0]), code,
+                                                   _mm512_load_si512(kn_e4m3_bytes[0] + 64));
+    /* The sign is the code's. */
+    const __m512i fourth = _mm512_ternarylogic_epi32(
+        _mm512_permutex2var_epi8(_mm512_load_si512(kn_e4m3_bytes[1]), code,
+                                 _mm512_load_si512(kn_e4m3_bytes[1] + 64)),
+        code, _mm512_set1_epi8((char)0x80), 0xf8);
+    UNROLL for (int i = 0; i < 4; i++) w[i] = _mm512_castsi512_ps(_mm512_maskz_permutex2var_epi8(
+        0xccccccccccccccccu, third, _mm512_load_si512(kn_e4m3_spread[i]), fourth));
 }
 
 /* Nibble j of 8 bytes in the low bits of lane j (even column low); the lane's upper bits are not
@@ -515,6 +576,22 @@ INLINE __m128i i16_low_bytes(i16 a)
     return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
 
+INLINE int32_t i16_sum(i16 a)
+{
+    const __m256i h8 = _mm256_add_epi32(a.lo, a.hi);
+    __m128i h4 = _mm_add_epi32(_mm256_castsi256_si128(h8), _mm256_extracti128_si256(h8, 1));
+    h4 = _mm_add_epi32(h4, _mm_shuffle_epi32(h4, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(h4, _mm_shuffle_epi32(h4, 0xb1)));
+}
+
+INLINE int32_t i16_hmax(i16 a)
+{
+    const __m256i h8 = _mm256_max_epi32(a.lo, a.hi);
+    __m128i h4 = _mm_max_epi32(_mm256_castsi256_si128(h8), _mm256_extracti128_si256(h8, 1));
+    h4 = _mm_max_epi32(h4, _mm_shuffle_epi32(h4, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(h4, _mm_shuffle_epi32(h4, 0xb1)));
+}
+
 INLINE float v16_sum(v16 a)
 {
     const __m256 h8 = _mm256_add_ps(a.lo, a.hi);
@@ -575,6 +652,12 @@ INLINE void v16_e4m3_256th_pair(v16 *a, v16 *b, const uint8_t *p)
 {
     *a = v16_e4m3_256th(_mm_loadu_si128((const __m128i *)p));
     *b = v16_e4m3_256th(_mm_loadu_si128((const __m128i *)(p + 16)));
+}
+
+INLINE void v16_e4m3_256th_four(v16 w[4], const uint8_t *p)
+{
+    v16_e4m3_256th_pair(&w[0], &w[1], p);
+    v16_e4m3_256th_pair(&w[2], &w[3], p + 32);
 }
 
 INLINE i16 i16_nibbles(const uint8_t *p)

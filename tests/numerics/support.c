@@ -120,7 +120,21 @@ kn_weight absolute_weight(const kn_weight *w)
     }
     kn_weight absolute = *w;
     absolute.data = p;
+    absolute.tiles = NULL;
     return absolute;
+}
+
+kn_weight packed_weight(const kn_weight *w)
+{
+    kn_weight packed = *w;
+    const size_t bytes = kn_pack_bytes(w);
+    if (bytes) {
+        cr_assert_eq(bytes % 64, 0);
+        void *tiles = zeroed(bytes);
+        kn_pack(tiles, w);
+        packed.tiles = tiles;
+    }
+    return packed;
 }
 
 /* ---- devices ---- */

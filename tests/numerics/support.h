@@ -23,6 +23,8 @@ float *random_floats(uint64_t seed, size_t count, float size);
 /* A matrix of the type with entries around 0.1. `absolute`: the same with all signs cleared. */
 kn_weight random_weight(uint64_t seed, kn_type type, uint32_t rows, uint32_t cols);
 kn_weight absolute_weight(const kn_weight *w);
+/* The same matrix with its streaming form beside it, if its type has one. */
+kn_weight packed_weight(const kn_weight *w);
 void *zeroed(size_t bytes);
 
 /* ---- devices ---- */

@@ -167,6 +167,79 @@ static void check_linear(kn_type type, uint32_t outs, uint32_t cols, bool add, s
         bound[i] = bound[i] * 0x1p-20f + fabsf(expect[i]) * 0x1p-23f;
     within(got, expect, n, bound, 1, what);
     kn_device_destroy(ref);
+
+    const kn_weight packed = packed_weight(&w);
+    if (!packed.tiles)
+        return;
+    float *again = zeroed(n * sizeof(float));
+    c.w = &packed;
+    run_everywhere("packed", run_linear, &c, outs, expect, again);
+    same_bits(again, got, n, "packed and stored form");
+}
+
+/* ops.h's reduction for NVFP4, word for word. */
+static float nvfp4_dot(const float *x, const kn_weight *w, uint32_t out)
+{
+    float acc[8] = {0};
+    for (uint32_t g = 0; g < w->cols / 16; g++) {
+        float largest = 0;
+        for (uint32_t i = 0; i < 16; i++)
+            largest = fmaxf(largest, fabsf(x[g * 16 + i]));
+        if (largest < 0x1p-90f)
+            continue;
+        const int e = ilogbf(largest);
+        int64_t s = 0;
+        for (uint32_t i = 0; i < 16; i++) {
+            const uint32_t k = g * 16 + i;
+            const uint8_t byte = ((const uint8_t *)w->data)[((size_t)out * w->cols + k) / 2];
+            const float code = kn_e2m1_to_f32(k & 1 ? byte >> 4 : byte & 15);
+            s += (int64_t)(2.0f * code) * (int64_t)rintf(ldexpf(x[k], 21 - e));
+        }
+        cr_assert(s > INT32_MIN && s < INT32_MAX);
+        const float scale =
+            kn_e4m3_to_f32(((const uint8_t *)w->scale)[((size_t)out * w->cols) / 16 + g]);
+        acc[g % 8] = fmaf((float)s, scale * ldexpf(1.0f, e - 22), acc[g % 8]);
+    }
+    for (int h = 4; h > 0; h /= 2)
+        for (int j = 0; j < h; j++)
+            acc[j] += acc[j + h];
+    return acc[0] / w->scale_global;
+}
+
+Test(ops, nvfp4_follows_the_written_reduction)
+{
+    const char *names[2];
+    const uint32_t variants = vector_variants(names);
+    const uint32_t outs = 40, cols = 16 * 21, rows = 7;
+    const kn_weight w = random_weight(77, KN_NVFP4, outs, cols);
+    const kn_weight packed = packed_weight(&w);
+    float *x = random_floats(78, (size_t)rows * cols, 1.0f);
+    for (uint32_t k = 0; k < cols; k++) {
+        x[cols + k] *= ldexpf(1.0f, (int)(k % 37) * 3 - 50); /* outliers */
+        x[2 * cols + k] = k % 3 ? 0.0f : -x[2 * cols + k] * 1e30f;
+        x[3 * cols + k] *= k < 16 ? 1e-35f : 1e-28f; /* the first group counts as zeros */
+        x[4 * cols + k] = ldexpf(k % 2 ? 1.0f : -1.0f, (int)(k / 16) - 8);
+        x[5 * cols + k] = nextafterf(2.0f, 0.0f);
+    }
+    for (uint32_t v = 0; v < variants; v++) {
+        kn_device *device = open_device(names[v], 1);
+        float *y = zeroed((size_t)rows * outs * sizeof *y);
+        device->ops->linear(device, y, x, &packed, rows, false);
+        for (uint32_t r = 0; r < rows; r++)
+            for (uint32_t o = 0; o < outs; o++) {
+                const float want = nvfp4_dot(x + (size_t)r * cols, &w, o);
+                cr_assert(y[r * outs + o] == want, "%s: row %u output %u is %.9g, not %.9g",
+                          names[v], r, o, y[r * outs + o], want);
+            }
+        x[6 * cols + 5] = INFINITY;
+        device->ops->linear(device, y, x, &packed, rows, false);
+        for (uint32_t o = 0; o < outs; o++) {
+            cr_assert(isnan(y[6 * outs + o]));
+            cr_assert(isfinite(y[o]));
+        }
+        x[6 * cols + 5] = 0;
+        kn_device_destroy(device);
+    }
 }
 
 Test(ops, linear)
@@ -240,7 +313,8 @@ Test(ops, mlp)
     for (kn_type type = KN_F32; type <= KN_NVFP4; type++) {
         const kn_weight gate = random_weight(1, type, 224, 128);
         const kn_weight up = random_weight(2, type, 224, 128);
-        const kn_weight down = random_weight(3, type, 128, 224);
+        const kn_weight stored = random_weight(3, type, 128, 224);
+        const kn_weight down = packed_weight(&stored);
         const kn_mlp a = {.x = random_floats(4, ROWS * 128, 4.0f),
                           .hidden = 128,
                           .inner = 224,
@@ -290,6 +364,10 @@ static void check_moe(kn_type type, uint32_t experts, uint32_t topk, uint32_t in
         w1[e] = random_weight(e * 3 + 10, type, inner, hidden);
         w2[e] = random_weight(e * 3 + 11, type, hidden, inner);
         w3[e] = random_weight(e * 3 + 12, type, inner, hidden);
+        if (e % 2) {
+            w1[e] = packed_weight(&w1[e]);
+            w2[e] = packed_weight(&w2[e]);
+        }
     }
     const kn_weight gate = random_weight(1, KN_MXFP8, shared_inner, hidden);
     const kn_weight up = random_weight(2, KN_MXFP8, shared_inner, hidden);
