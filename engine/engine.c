@@ -549,6 +549,7 @@ base_code eng_create(eng_engine **out, const eng_options *options, base_err *err
     if (engine == NULL)
         return base_fail(err, BASE_NOMEM, "out of memory for the engine");
     engine->options = *options;
+    engine->options.costs = engine->costs_path = options->costs ? strdup(options->costs) : NULL;
     pthread_mutex_init(&engine->lock, NULL);
     pthread_mutex_init(&engine->index_lock, NULL);
     pthread_condattr_t monotonic;
@@ -620,6 +621,7 @@ void eng_destroy(eng_engine *engine)
     eng_model_destroy(engine->model);
     base_buf_deinit(&engine->part_text);
     eng_past_deinit(&engine->past);
+    free(engine->costs_path);
     free(engine->draft_whole);
     free(engine->active);
     free(engine->plan);

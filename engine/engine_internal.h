@@ -148,6 +148,7 @@ struct eng_engine {
     eng_spec spec;
     uint64_t stepped_ns;            /* when the last step ended */
     bool warm;                      /* this one follows it without a pause */
+    char *costs_path;               /* options.costs, written as long as the engine lives */
     uint64_t costs_ns, costs_steps; /* when the file was written, and after how many steps */
 
     eng_sequence **active; /* [sequences_max] */

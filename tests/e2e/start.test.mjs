@@ -1,6 +1,6 @@
 // A checkpoint, configuration or database that does not fit: exit 2 before listening, naming file and key.
 import assert from 'node:assert/strict';
-import { cpSync, mkdtempSync, readFileSync, rmSync, truncateSync, writeFileSync, statSync } from 'node:fs';
+import { cpSync, mkdtempSync, readdirSync, readFileSync, rmSync, truncateSync, writeFileSync, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { check, finish, root, runToExit, startServer, word } from './lib.mjs';
@@ -31,6 +31,16 @@ const header = (fn) => edit('model.safetensors', (bytes) => {
 });
 const tensor = 'language_model.model.layers.3.self_attn.q_proj.weight';
 const change = (fn) => header((text) => { const o = JSON.parse(text); fn(o); return JSON.stringify(o); });
+
+await check('measured times of passes are kept in the data directory, and nowhere else', async () => {
+  const data = join(work, 'costs-data'), before = readdirSync(root).sort();
+  const server = await startServer({ data });
+  const body = { model: 'nano', messages: [{ role: 'user', content: word() }], max_tokens: 16 };
+  assert.equal((await fetch(`${server.url}/v1/chat/completions`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) })).status, 200);
+  await server.stop();
+  assert.ok(statSync(join(data, 'costs')).size > 0);
+  assert.deepEqual(readdirSync(root).sort(), before);
+});
 
 for (const [name, fn, ...names] of [
   ['a truncated checkpoint', (dir) => truncateSync(join(dir, 'model.safetensors'), Math.floor(statSync(join(dir, 'model.safetensors')).size / 2)), 'model.safetensors'],
