@@ -129,7 +129,7 @@ void gw_api_health(gw_app *app, gw_exchange *exchange)
 
 /* Whether the engine stands still with work before it, judged from when a step was last seen by any
  * of these calls. */
-static bool engine_stalled(const gw_app *app)
+bool gw_api_stalled(const gw_app *app)
 {
     static _Atomic uint64_t steps_seen, seen_ns;
     eng_stats stats = eng_get_stats(app->engine);
@@ -146,9 +146,9 @@ static bool engine_stalled(const gw_app *app)
 
 void gw_api_ready(gw_app *app, gw_exchange *exchange)
 {
-    if (atomic_load(&app->draining))
+    if (atomic_load(&app->draining) || atomic_load(&app->paused))
         gw_error_draining(exchange);
-    else if (engine_stalled(app))
+    else if (gw_api_stalled(app))
         gw_error_respond(exchange, 503, "server_error", "stalled", NULL,
                          "the engine has work and makes no step");
     else

@@ -31,5 +31,6 @@ typedef struct gw_app {
     gw_pins *pins;
     gw_server *server;
     int64_t started_ms; /* Unix time */
-    _Atomic int draining;
+    _Atomic int draining; /* the server stops */
+    _Atomic int paused;   /* by the operator: no new work for now */
 } gw_app;

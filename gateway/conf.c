@@ -615,6 +615,25 @@ base_code gw_conf_create(gw_conf **out, gw_conf_action *action, int argc, char *
     return BASE_OK;
 }
 
+base_code gw_conf_change(base_log_level *level, const json_t *changes, base_err *err)
+{
+    gw_conf changed = {.log_level = *level}; /* all that is live */
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)changes, key, value)
+    {
+        const row *r = find_row(key);
+        if (r != NULL && !r->live)
+            return base_fail_param(err, BASE_INVALID, r->key, "%s is read at the start only",
+                                   r->key);
+        base_code code = r == NULL ? unknown_key(key, err) : set_json(&changed, r, value, err);
+        if (code != BASE_OK)
+            return code;
+    }
+    *level = changed.log_level;
+    return BASE_OK;
+}
+
 void gw_conf_destroy(gw_conf *conf)
 {
     if (conf == NULL)

@@ -10,6 +10,8 @@
 #include "engine/base/err.h"
 #include "engine/base/log.h"
 
+struct json_t;
+
 typedef struct gw_conf_list {
     char **items;
     uint32_t count;
@@ -104,6 +106,9 @@ base_code gw_conf_create(gw_conf **out, gw_conf_action *action, int argc, char *
                          base_err *err);
 void gw_conf_destroy(gw_conf *conf); /* NULL is fine */
 
+/* Live keys by their full names ({"log.level":"debug"}), which are all checked before any is set.
+ * BASE_INVALID names a key that is unknown, not live or out of its bounds. Pure. */
+base_code gw_conf_change(base_log_level *level, const struct json_t *changes, base_err *err);
 /* The effective configuration as JSON; without arguments it is config/default.json to the byte. */
 void gw_conf_print(const gw_conf *conf, FILE *file);
 /* True if ADDR:PORT names this machine only: 127.x, ::1 or localhost. */

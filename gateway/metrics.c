@@ -94,6 +94,13 @@ void gw_metrics_miss(gw_metrics *metrics, uint32_t reason, uint64_t lost_tokens)
     atomic_fetch_add_explicit(&metrics->lost_tokens[reason], lost_tokens, memory_order_relaxed);
 }
 
+void gw_metrics_misses(const gw_metrics *metrics, uint32_t reason, uint64_t *turns,
+                       uint64_t *lost_tokens)
+{
+    *turns = atomic_load_explicit(&metrics->misses[reason], memory_order_relaxed);
+    *lost_tokens = atomic_load_explicit(&metrics->lost_tokens[reason], memory_order_relaxed);
+}
+
 void gw_metrics_observe(gw_metrics *metrics, gw_histogram histogram, double value)
 {
     size_t bucket = 0;
@@ -244,6 +251,9 @@ static void render_engine(const gw_app *app, base_buf *out)
           s.forced_tokens);
     count(out, "restored_tokens_total", "Those of them that were read back from disk.",
           s.restored_tokens);
+    count(out, "ahead_tokens_total",
+          "Prompt tokens that were run while the pages before them were read back.",
+          s.ahead_tokens);
     count(out, "output_tokens_total", "Tokens generated.", s.output_tokens);
     count(out, "reasoning_tokens_total", "Those of them that are reasoning.", s.reasoning_tokens);
     count(out, "drafted_tokens_total", "Draft tokens verified.", s.drafted);
@@ -251,9 +261,6 @@ static void render_engine(const gw_app *app, base_buf *out)
     count(out, "copied_tokens_total", "Those verified that were copies of earlier text.", s.copied);
     count(out, "copied_accepted_tokens_total", "Those of them that were kept.", s.copied_accepted);
     count(out, "predicted_tokens_total", "Those verified that a prediction held.", s.predicted);
-    count(out, "ahead_tokens_total",
-          "Prompt tokens that were run while the pages before them were read back.",
-          s.ahead_tokens);
     count(out, "predicted_accepted_tokens_total", "Those of them that were kept.",
           s.predicted_accepted);
     count(out, "steps_total", "Forward passes.", s.steps);
@@ -368,5 +375,6 @@ void gw_metrics_render(gw_metrics *metrics, const gw_app *app, base_buf *out)
     count(out, "log_dropped_total", "Log lines dropped: nobody read stderr fast enough.",
           base_log_dropped());
     gauge(out, "start_time_seconds", "Unix time of the start.", (double)app->started_ms / 1000);
-    gauge(out, "draining", "1 while the server shuts down.", atomic_load(&app->draining));
+    gauge(out, "draining", "1 while no new work is taken.",
+          atomic_load(&app->draining) || atomic_load(&app->paused));
 }

@@ -35,6 +35,9 @@ void gw_metrics_destroy(gw_metrics *metrics); /* NULL is fine */
 void gw_metrics_add(gw_metrics *metrics, gw_counter counter, uint64_t n);
 /* One turn's cache: `reason` is a gw_miss. */
 void gw_metrics_miss(gw_metrics *metrics, uint32_t reason, uint64_t lost_tokens);
+/* What gw_metrics_miss counted so far. */
+void gw_metrics_misses(const gw_metrics *metrics, uint32_t reason, uint64_t *turns,
+                       uint64_t *lost_tokens);
 void gw_metrics_observe(gw_metrics *metrics, gw_histogram histogram, double value);
 /* One finished HTTP request. `route` is a static string, one of at most GW_ROUTES_MAX (the rest
  * count as "other"). */

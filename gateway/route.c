@@ -13,6 +13,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "gateway/admin.h"
+#include "gateway/admin_state.h"
 #include "gateway/api_chat.h"
 #include "gateway/api_completions.h"
 #include "gateway/api_conversations.h"
@@ -56,6 +57,14 @@ static const route routes[] = {
     {"GET", "/admin/v1/keys", ADMIN, gw_admin_keys_list},
     {"POST", "/admin/v1/keys", ADMIN | JSON_BODY, gw_admin_keys_make},
     {"DELETE", "/admin/v1/keys/{id}", ADMIN, gw_admin_keys_revoke},
+    {"GET", "/admin/v1/overview", ADMIN, gw_admin_overview},
+    {"GET", "/admin/v1/model", ADMIN, gw_admin_model},
+    {"GET", "/admin/v1/cache", ADMIN, gw_admin_cache},
+    {"GET", "/admin/v1/usage", ADMIN, gw_admin_usage},
+    {"GET", "/admin/v1/config", ADMIN, gw_admin_config_get},
+    {"PATCH", "/admin/v1/config", ADMIN | JSON_BODY, gw_admin_config_set},
+    {"POST", "/admin/v1/drain", ADMIN, gw_admin_drain},
+    {"POST", "/admin/v1/resume", ADMIN, gw_admin_resume},
     {"GET", "/openapi.json", PUBLIC, gw_openapi_get},
     {"GET", "/v1/models", PUBLIC, gw_api_models_list},
     {"GET", "/v1/models/{id}", PUBLIC, gw_api_models_get},

@@ -1304,7 +1304,7 @@ static bool session_over(gw_exchange *exchange)
 void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect)
 {
     gw_identity identity;
-    if (atomic_load(&app->draining)) {
+    if (atomic_load(&app->draining) || atomic_load(&app->paused)) {
         gw_error_draining(exchange);
         gw_metrics_request(app->metrics, dialect->route, 503);
         return;

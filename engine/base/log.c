@@ -52,6 +52,11 @@ base_log_level base_log_get_level(void)
     return (base_log_level)atomic_load(&level_min);
 }
 
+const char *base_log_level_name(base_log_level level)
+{
+    return names[level];
+}
+
 uint64_t base_log_dropped(void)
 {
     return atomic_load(&dropped);

@@ -19,6 +19,7 @@ typedef enum base_log_level {
 
 void base_log_set_level(base_log_level level); /* default BASE_LOG_INFO */
 base_log_level base_log_get_level(void);
+const char *base_log_level_name(base_log_level level);
 /* `fmt` begins with the event's name: base_log(BASE_LOG_INFO, "seq_finished req=%s tokens=%u", id,
  * n). */
 void base_log(base_log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
