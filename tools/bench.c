@@ -674,7 +674,7 @@ static int usage(FILE *out)
         "usage: whimbrel-bench [--json] [--model DIR] [--threads N] [--peer-json FILE] [NAME…]\n\n"
         "A name selects by prefix: cal, c.model, e.prefill, e.spec, e.host, e.mixed, p.match, "
         "p.insert, p.branch, p.evict, "
-        "g.commit, g.req, b.ready. Without names: all.\n"
+        "s.mask, s.compile, s.overhead, g.commit, g.req, b.ready. Without names: all.\n"
         "--peer-json FILE: an array of {bench, value, peer_version}; ratios are printed beside "
         "ours.\n"
         "Exit status 1 if a result is wrong.\n");
@@ -729,6 +729,7 @@ int main(int argc, char **argv)
     failed |= !bench_cache(read_gbs[0]);
     failed |= !bench_store();
     failed |= !bench_restart(opt.model, opt.threads);
+    failed |= !bench_grammar(opt.model, opt.threads);
     failed |= !bench_gateway();
     failed |= !bench_commit();
     if (bench_wanted("g.req") || bench_wanted("b.ready"))

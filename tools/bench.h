@@ -70,6 +70,8 @@ bool bench_cache(double read_gbs);
 bool bench_commit(void);
 /* p.restart, p.itl: the disk tier under an engine. False if an answer differs. */
 bool bench_restart(const char *model, uint32_t threads);
+/* s.*: masks, compiling, and a model under a grammar. False if an answer was not whole. */
+bool bench_grammar(const char *model, uint32_t threads);
 /* g.ledger: what the ledger costs a turn with a long history. False if a result was wrong. */
 bool bench_gateway(void);
 /* p.tier: a restore from the disk tier beside plain O_DIRECT reads. False if a result was wrong. */

@@ -50,12 +50,11 @@ function mutate(value) {
 // Left out: numbers with exponents or more digits than a double tells apart, and halves of surrogate pairs that a
 // change left behind, which no text of ours may hold.
 const plain = (text) => !/\\ud[89a-f]/.test(text) && !/"(?:\w*)":-?\d+(?:\.\d+)?[eE]/.test(text) && !/\d{16}/.test(text) && !/\d[eE][+-]?\d/.test(text);
-
 function validator(schema) {
   const text = JSON.stringify(schema);
   const named = String(schema.$schema ?? '');
   const options = { strict: false, validateFormats: false, multipleOfPrecision: 9, logger: false };
-  if (/draft-0[34]|2019-09/.test(named) || /"exclusiveM(in|ax)imum":(true|false)/.test(text)) return null;
+  if (schema.$async || /draft-0[34]|2019-09/.test(named) || /"exclusiveM(in|ax)imum":(true|false)/.test(text)) return null;
   const own = { ...schema };
   delete own.$schema;
   return /draft-0[67]/.test(named) ? new Ajv7(options).compile(own) : new Ajv2020(options).compile(own);
@@ -82,7 +81,7 @@ async function compare(name, schema) {
     const value = JSON.parse(text);
     total.documents++;
     documents.push(value);
-    if (!valid(value)) wrong.push(`${name}: accepts ${text.slice(0, 200)}, ajv: ${JSON.stringify(valid.errors?.[0]).slice(0, 200)}`);
+    if (plain(text) && !valid(value)) wrong.push(`${name}: accepts ${text.slice(0, 200)}, ajv: ${JSON.stringify(valid.errors?.[0]).slice(0, 200)}`);
   }
   const expected = [];
   for (let i = 0; documents.length && i < COUNT; i++) {

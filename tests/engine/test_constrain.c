@@ -9,10 +9,10 @@
 
 #define NANO SOURCE_ROOT "/config/models/nano"
 #ifdef __SANITIZE_ADDRESS__ /* twenty times slower */
-#define ROUNDS 4
+#define ROUNDS 3
 #define SHARE 4
 #else
-#define ROUNDS 24
+#define ROUNDS 10
 #define SHARE 1
 #endif
 
@@ -370,17 +370,17 @@ static void sample_calls(const char *model, int32_t draft_tokens, eng_tool_choic
 
 Test(constrain, calls_are_what_their_schemas_say, .timeout = 300)
 {
-    sample_calls(MODEL, 0, ENG_TOOL_REQUIRED, 0, 60 / SHARE);
+    sample_calls(MODEL, 0, ENG_TOOL_REQUIRED, 0, 24 / SHARE);
 }
 
 Test(constrain, a_named_tool_alone_is_called, .timeout = 300)
 {
-    sample_calls(NANO, 7, ENG_TOOL_NAMED, 1, 12 / SHARE);
+    sample_calls(NANO, 7, ENG_TOOL_NAMED, 1, 8 / SHARE);
 }
 
 Test(constrain, calls_of_the_bundled_model, .timeout = 300)
 {
-    sample_calls(NANO, 7, ENG_TOOL_REQUIRED, 1, 16 / SHARE);
+    sample_calls(NANO, 7, ENG_TOOL_REQUIRED, 1, 8 / SHARE);
 }
 
 /* A custom tool: its one text follows a grammar, however wild the model. */

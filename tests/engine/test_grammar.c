@@ -26,15 +26,27 @@ static eng_grammar *compile(const char *schema, const eng_grammar_options *optio
     return g;
 }
 
-static bool accepts_bytes(eng_grammar *g, const char *text, size_t length)
+static eng_grammar_run *run_of(eng_grammar *g)
 {
     base_err err = BASE_ERR_INIT;
     eng_grammar_run *run;
-    eng_grammar_state state;
     cr_assert_eq(eng_grammar_run_create(&run, g, NULL, &err), BASE_OK, "%s", err.text);
+    return run;
+}
+
+static bool run_accepts(eng_grammar_run *run, const char *text, size_t length)
+{
+    eng_grammar_state state;
     eng_grammar_start(&state, run);
     bool accepted = eng_grammar_advance(&state, text, length) && eng_grammar_accepts(&state);
     eng_grammar_end(&state);
+    return accepted;
+}
+
+static bool accepts_bytes(eng_grammar *g, const char *text, size_t length)
+{
+    eng_grammar_run *run = run_of(g);
+    bool accepted = run_accepts(run, text, length);
     eng_grammar_run_destroy(run);
     return accepted;
 }
@@ -205,12 +217,13 @@ static void judge_group(tally *t, const char *file, const json_t *group, uint32_
     t->groups++;
     base_code code = eng_grammar_schema(&g, schema, strlen(schema), &options, &err);
     bool nothing = code == BASE_INVALID && strstr(err.text, "admits no text") != NULL;
+    eng_grammar_run *run = code == BASE_OK ? run_of(g) : NULL;
     if (code == BASE_OK || nothing) {
         json_array_foreach(json_object_get(group, "tests"), i, test)
         {
             char *data = dump(json_object_get(test, "data"));
             bool valid = json_is_true(json_object_get(test, "valid"));
-            bool ours = !nothing && accepts_bytes(g, data, strlen(data));
+            bool ours = !nothing && run_accepts(run, data, strlen(data));
             t->tests++;
             if (ours != valid) {
                 t->wrong++;
@@ -229,6 +242,7 @@ static void judge_group(tally *t, const char *file, const json_t *group, uint32_
         cr_expect(keyword != NULL && strstr(err.text, keyword + 1) != NULL, "%s: %s at %s", file,
                   err.text, err.param);
     }
+    eng_grammar_run_destroy(run);
     eng_grammar_unref(g);
     free(schema);
 }
@@ -310,12 +324,13 @@ Test(eng_grammar, the_instances_of_json_schema_bench, .timeout = 600)
         accepted += code == BASE_OK;
         if (code != BASE_OK && getenv("GRAMMAR_VERBOSE") != NULL)
             printf("refused %s: %s\n", json_string_value(json_object_get(whole, "file")), err.text);
+        eng_grammar_run *run = code == BASE_OK ? run_of(g) : NULL;
         json_array_foreach(code == BASE_OK ? json_object_get(one, "tests") : NULL, i, test)
         {
             char *data = dump_as(json_object_get(test, "data"), 15);
             bool valid = json_is_true(json_object_get(test, "valid"));
             tests++;
-            if (accepts_bytes(g, data, strlen(data)) != valid) {
+            if (run_accepts(run, data, strlen(data)) != valid) {
                 wrong++;
                 if (getenv("GRAMMAR_VERBOSE") != NULL)
                     printf("wrong %s %s: %.300s\n",
@@ -324,6 +339,7 @@ Test(eng_grammar, the_instances_of_json_schema_bench, .timeout = 600)
             }
             free(data);
         }
+        eng_grammar_run_destroy(run);
         eng_grammar_unref(g);
         free(schema);
         json_decref(whole);
