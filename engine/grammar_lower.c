@@ -52,6 +52,11 @@ uint32_t gr_lower_number(schema *s, const bundle *b)
     gr_dfa *once = gr_pattern(s, &s->canonical_number,
                               "0|-?[1-9][0-9]{0,17}|-?(0|[1-9][0-9]{0,14})\\.[0-9]{0,14}[1-9]");
     gr_dfa *kept = gr_dfa_op(c, set, once, GR_AND);
+    if (kept->count == 0) /* a bound or a constant beyond what a double tells apart */
+        kept = gr_dfa_op(
+            c, set,
+            gr_pattern(s, &s->long_number, "0|-?[1-9][0-9]*|-?(0|[1-9][0-9]*)\\.[0-9]*[1-9]"),
+            GR_AND);
     return gr_dfa_lower(c, kept->count > 0 ? kept : set, false, s->ret);
 }
 

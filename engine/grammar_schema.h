@@ -149,7 +149,7 @@ typedef struct schema {
     term *terms[TERMS], *always, *never;
     term *queue, **queue_end;
     gr_dfa *plain_number, *plain_integer, *number, *integer; /* made when asked for */
-    gr_dfa *canonical_number, *canonical_integer;
+    gr_dfa *canonical_number, *long_number, *canonical_integer;
     uint32_t ret;
     gr_dfa *barred; /* texts that strings are held to beside their schema; NULL: all */
 } schema;

@@ -72,7 +72,7 @@ await check('a body past the limit is 413 as JSON', async () => {
 
 await check('wrong content type is 415, wrong method 405, unknown path 404, all JSON', async () => {
   await refused(JSON.stringify(good), 415, { headers: { 'content-type': 'text/plain' } });
-  for (const [method, path, status] of [['GET', '/v1/chat/completions', 405], ['DELETE', '/health', 405], ['GET', '/v1/nothing', 404], ['GET', '/v1/models/nothing', 404]]) {
+  for (const [method, path, status] of [['PUT', '/v1/chat/completions', 405], ['DELETE', '/health', 405], ['GET', '/v1/nothing', 404], ['GET', '/v1/models/nothing', 404]]) {
     const r = await fetch(server.url + path, { method });
     assert.equal(r.status, status, path);
     assert.ok((await r.json()).error.message);

@@ -53,7 +53,7 @@ await check('openai 404: model, response, conversation, path', async () => {
 
 await check('openai 405, 415, 413: APIError', async () => {
   const client = openai(server.url);
-  await fails(client.get('/chat/completions'), OpenAI.APIError, { status: 405, type: 'invalid_request_error' });
+  await fails(client.put('/chat/completions'), OpenAI.APIError, { status: 405, type: 'invalid_request_error' });
   await fails(client.post('/chat/completions', { body: new TextEncoder().encode('{}'), headers: { 'content-type': 'text/plain' } }), OpenAI.APIError, { status: 415, type: 'invalid_request_error' });
   await fails(client.chat.completions.create(chat({ messages: [{ role: 'user', content: 'a'.repeat(2 << 20) }] })), OpenAI.APIError, { status: 413, type: 'request_too_large' });
 });

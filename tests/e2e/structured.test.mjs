@@ -8,7 +8,7 @@ import { check, finish, metric, pick, post, startServer, weatherTool, word } fro
 const LONG = process.env.WHIMBREL_LONG === '1';
 const server = await startServer();
 const client = new OpenAI({ baseURL: `${server.url}/v1`, apiKey: 'none', maxRetries: 0 });
-const ajv = new Ajv({ strict: false });
+const ajv = new Ajv({ strict: false, multipleOfPrecision: 9 });
 const ask = (more) => ({ model: 'nano', messages: [{ role: 'user', content: `Fill the form for ${word()}.` }], max_completion_tokens: 300, temperature: 1.5, ...more });
 const held = (schema) => ({ response_format: { type: 'json_schema', json_schema: { name: 'out', strict: true, schema } } });
 const object = (properties, required = Object.keys(properties)) => ({ type: 'object', properties, required, additionalProperties: false });
