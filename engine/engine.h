@@ -344,6 +344,7 @@ typedef struct eng_options {
     uint32_t draft_script_count;
     uint32_t disk_retry_ms;            /* pause after a failed write; 0: the store's own */
     uint32_t disk_group_bytes;         /* least that is read at a time; 0: the store's own */
+    uint32_t disk_readers;             /* threads that read; 0: the store's own */
     const struct kv_store_io *disk_io; /* the disk's calls; NULL: the system's */
 } eng_options;
 

@@ -135,6 +135,7 @@ base_code eng__tier_open(eng_engine *engine, base_err *err)
         .slots_max = engine->pages_max,
         .retry_ms = options->disk_retry_ms,
         .group_bytes = options->disk_group_bytes,
+        .readers = options->disk_readers,
     };
     if (options->disk_io != NULL)
         store.io = *options->disk_io;
@@ -292,8 +293,10 @@ void eng__tier_poll(eng_engine *engine)
         eng_fetch *fetch = &tier->fetches[i];
         if (fetch->restore == NULL)
             continue;
+        /* Asked once: what came since is for the rows that run ahead first. */
+        bool done = kv_restore_done(fetch->restore);
         eng__ahead_run(engine, fetch);
-        if (!kv_restore_done(fetch->restore))
+        if (!done)
             continue;
         bool listed = fetch->seq != NULL && !fetch->stale && list_fetched(engine, fetch);
         eng__ahead_settle(engine, fetch,

@@ -380,7 +380,7 @@ Test(constrain, a_named_tool_alone_is_called, .timeout = 300)
 
 Test(constrain, calls_of_the_bundled_model, .timeout = 300)
 {
-    sample_calls(NANO, 7, ENG_TOOL_REQUIRED, 1, 8 / SHARE);
+    sample_calls(NANO, 7, ENG_TOOL_REQUIRED, 1, 16 / SHARE);
 }
 
 /* A custom tool: its one text follows a grammar, however wild the model. */

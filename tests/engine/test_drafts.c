@@ -14,8 +14,10 @@
 #define WINDOW 16 /* requests under way at once */
 #define PROMPTS_MAX 1000
 #ifdef __SANITIZE_ADDRESS__ /* twenty times slower */
-#define SHARE(few, all) ((few) > 2 ? (few) / 3 : 1)
+#define SHARE(few, all) ((few) / 8 + 1)
+#define TOKENS(all) ((all) / 4)
 #else
+#define TOKENS(all) (all)
 #define SHARE(few, all) (getenv("WHIMBREL_LONG") != NULL ? (uint32_t)(all) : (uint32_t)(few))
 #endif
 
@@ -155,19 +157,19 @@ static void compare(eng_options opts, const char *draft, uint32_t count, float t
 
 #define ALL 0xfe /* lengths 1 to 7 */
 #ifdef __SANITIZE_ADDRESS__
-#define SOME 0x90 /* 4, 7 */
+#define SOME 0x80 /* 7 */
 #else
 #define SOME ALL
 #endif
 
 Test(drafts, greedy_adaptive_equals_plain, .timeout = 3600)
 {
-    compare(nano(0), NULL, SHARE(24, 1000), 0, true, 0);
+    compare(nano(0), NULL, SHARE(12, 1000), 0, true, 0);
 }
 
 Test(drafts, greedy_adaptive_with_the_early_drafter, .timeout = 3600)
 {
-    compare(nano(0), EARLY, SHARE(12, 1000), 0, true, 0);
+    compare(nano(0), EARLY, SHARE(6, 1000), 0, true, 0);
 }
 
 static void every_length(eng_options opts, const char *draft, uint32_t few, uint32_t lengths)
@@ -247,12 +249,12 @@ Test(drafts, greedy_every_length_ref_6_and_7, .timeout = 7200)
 
 Test(drafts, seeded_every_length_warm, .timeout = 3600)
 {
-    compare(nano(0), NULL, SHARE(4, 200), 0.7f, true, SOME);
+    compare(nano(0), NULL, SHARE(3, 200), 0.7f, true, SOME);
 }
 
 Test(drafts, seeded_every_length_hot, .timeout = 3600)
 {
-    compare(nano(0), NULL, SHARE(4, 200), 1.0f, true, SOME);
+    compare(nano(0), NULL, SHARE(3, 200), 1.0f, true, SOME);
 }
 
 Test(drafts, seeded_with_the_early_drafter, .timeout = 3600)
@@ -552,8 +554,8 @@ Test(speculative, B106_greedy_output_with_and_without_drafts, .timeout = 3600)
             eng_request a[WINDOW], b[WINDOW];
             for (uint32_t i = 0; i < n; i++) {
                 eng_prompt prompt = make_chat(engine, from + i, arena);
-                a[i] = request(prompt.tokens, prompt.token_count, 512, 0, &one[i]);
-                b[i] = request(prompt.tokens, prompt.token_count, 512, 0, &two[i]);
+                a[i] = request(prompt.tokens, prompt.token_count, TOKENS(512), 0, &one[i]);
+                b[i] = request(prompt.tokens, prompt.token_count, TOKENS(512), 0, &two[i]);
                 submit(plain_engine, &a[i]);
             }
             wait_done(one, n);
@@ -561,8 +563,8 @@ Test(speculative, B106_greedy_output_with_and_without_drafts, .timeout = 3600)
                 submit(engine, &b[i]);
             wait_done(two, n);
             for (uint32_t i = 0; i < n; i++) {
-                cr_assert_eq(two[i].count, 512);
-                same(&one[i], &two[i], "512 tokens");
+                cr_assert_eq(two[i].count, TOKENS(512));
+                same(&one[i], &two[i], "many tokens");
             }
             base_arena_destroy(arena);
         }
@@ -628,7 +630,7 @@ Test(speculative, B110_penalties_count_tokens_not_steps, .timeout = 600)
     base_arena *arena = base_arena_create(4096, (size_t)64 << 20);
     eng_prompt prompt = make_chat(engines[0], 6, arena);
     for (int i = 0; i < 3; i++) {
-        eng_request req = request(prompt.tokens, prompt.token_count, 128, 0, &first.r);
+        eng_request req = request(prompt.tokens, prompt.token_count, TOKENS(128), 0, &first.r);
         req.sampling.frequency_penalty = i == 0 ? 0.8f : 0;
         req.sampling.presence_penalty = i == 1 ? 0.3f : 0;
         req.sampling.repetition_penalty = i == 2 ? 1.1f : 1;

@@ -440,6 +440,7 @@ Test(eng_tier, rows_run_ahead_of_the_pages_before_them, .timeout = 240)
     static result first, back, computed;
     make_dir();
     eng_options opts = disk_options();
+    opts.disk_readers = 1; /* reads are let through in order */
     eng_engine *engine = start(&opts);
     make_prompt(tokens, 700, 5);
     run(engine, tokens, 700, 90, 0, &first);
