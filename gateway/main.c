@@ -19,6 +19,7 @@
 #include "gateway/append.h"
 #include "gateway/bridge.h"
 #include "gateway/conf.h"
+#include "gateway/inherit.h"
 #include "gateway/ledger.h"
 #include "gateway/lock.h"
 #include "gateway/metrics.h"
@@ -115,12 +116,17 @@ static base_code erase_pages(void *ctx, uint64_t space, const int32_t *tokens, u
 }
 
 /* An address that others reach needs keys. */
-static base_code check_reach(const gw_app *app, base_err *err)
+static base_code check_reach(const gw_app *app, const gw_inherited *inherited, base_err *err)
 {
     const gw_conf *conf = app->conf;
-    const char *const listens[][2] = {{"server.listen", conf->server_listen},
-                                      {"server.tls_listen", conf->server_tls_listen},
-                                      {"admin.listen", conf->admin_listen}};
+    char passed[3][GW_ADDRESS_MAX];
+    const char *listens[][2] = {{"server.listen", conf->server_listen},
+                                {"server.tls_listen", conf->server_tls_listen},
+                                {"admin.listen", conf->admin_listen}};
+    const int fds[] = {inherited->listen, inherited->tls, inherited->admin};
+    for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)
+        if (fds[i] >= 0 && gw_socket_address(fds[i], passed[i]))
+            listens[i][1] = passed[i];
     if (gw_tenants_keyed(app->tenants) || conf->server_insecure)
         return BASE_OK;
     for (size_t i = 0; i < sizeof listens / sizeof *listens; i++)
@@ -158,20 +164,23 @@ static base_code start(gw_app *app, base_err *err)
                                       .bytes_max = conf->ledger_bytes_max,
                                       .tenant_bytes_max = conf->ledger_tenant_bytes_max,
                                       .erases = true};
-    const gw_server_options server = {
-        .conf = conf,
-        .handler = gw_route_handle,
-        .arriving = gw_upload_arriving,
-        .arrived = gw_upload_arrived,
-        .ended = gw_route_ended,
-        .ctx = app};
-    if ((code = make_data_directory(conf, err)) != BASE_OK ||
+    gw_inherited inherited;
+    const gw_server_options server = {.conf = conf,
+                                      .inherited = &inherited,
+                                      .handler = gw_route_handle,
+                                      .arriving = gw_upload_arriving,
+                                      .arrived = gw_upload_arrived,
+                                      .ended = gw_route_ended,
+                                      .ctx = app};
+    if ((code = gw_inherit(&inherited, conf, getenv("LISTEN_PID"), getenv("LISTEN_FDS"),
+                           getenv("LISTEN_FDNAMES"), err)) != BASE_OK ||
+        (code = make_data_directory(conf, err)) != BASE_OK ||
         (code = gw_route_open_trace(conf, err)) != BASE_OK ||
         (code = gw_metrics_create(&app->metrics, err)) != BASE_OK ||
         (code = gw_ledger_open(&app->ledger, &ledger, err)) != BASE_OK ||
         (code = gw_seal_open(&app->seal, conf->data_path, err)) != BASE_OK ||
         (code = gw_tenants_create(&app->tenants, app->ledger, err)) != BASE_OK ||
-        (code = check_reach(app, err)) != BASE_OK ||
+        (code = check_reach(app, &inherited, err)) != BASE_OK ||
         (code = gw_bridge_create(&app->bridge, tick_ms, err)) != BASE_OK ||
         (code = gw_tapes_create(&app->tapes, conf->server_idempotency_ms, TAPES_BYTES_MAX,
                                 TAPES_COUNT_MAX, err)) != BASE_OK ||
@@ -304,6 +313,7 @@ static void print_ready(const gw_app *app, uint64_t begin)
            gw_server_address(app->server, GW_LISTENER_PUBLIC), info->name, info->backend,
            (unsigned long long)((base_now_ns() - begin) / 1000000));
     fflush(stdout);
+    gw_notify(getenv("NOTIFY_SOCKET"), "READY=1");
     base_log(BASE_LOG_INFO, "listening tls=%s admin=%s keys=%d", tls != NULL ? tls : "off",
              admin != NULL ? admin : "off", gw_tenants_keyed(app->tenants));
 }
@@ -349,6 +359,7 @@ int main(int argc, char **argv)
         while (sem_wait(&stop_wanted) != 0)
             ;
         atomic_store(&app.draining, 1);
+        gw_notify(getenv("NOTIFY_SOCKET"), "STOPPING=1");
         drain_ms = conf->server_drain_ms;
         run_detached(watchdog, &drain_ms);
     }

@@ -46,6 +46,7 @@
 #include "engine/base/thread.h"
 #include "gateway/api_error.h"
 #include "gateway/conf.h"
+#include "gateway/inherit.h"
 #include "gateway/tls.h"
 
 #define MS_NS UINT64_C(1000000)
@@ -71,7 +72,7 @@ typedef enum listener_kind { LISTEN_PUBLIC, LISTEN_TLS, LISTEN_ADMIN } listener_
 
 typedef struct listener {
     int fd; /* -1: off */
-    char address[INET6_ADDRSTRLEN + 10];
+    char address[GW_ADDRESS_MAX];
 } listener;
 
 typedef struct peer {
@@ -1038,6 +1039,8 @@ static const char *reason_of(int status)
     } reasons[] = {
         {200, "OK"},
         {204, "No Content"},
+        {302, "Found"},
+        {304, "Not Modified"},
         {400, "Bad Request"},
         {401, "Unauthorized"},
         {403, "Forbidden"},
@@ -1078,7 +1081,7 @@ static void start_response(gw_exchange *exchange, int status, const gw_header *h
     CHECK(!exchange->started && !exchange->over);
     req->res.status = status;
     req->res.reason = reason_of(status);
-    req->res.content_length = status == 204 ? SIZE_MAX : length;
+    req->res.content_length = status == 204 || status == 304 ? SIZE_MAX : length;
     for (size_t i = 0; i < header_count; i++)
         gw_exchange_add_header(exchange, headers[i].name, headers[i].value);
     h2o_add_header_by_str(&req->pool, &req->res.headers, H2O_STRLIT("x-request-id"), 1, NULL,
@@ -1157,8 +1160,15 @@ void gw_stream_abort(gw_exchange *exchange)
 
 /* ---- the server ---- */
 
-static base_code bind_listener(listener *l, const char *key, const char *where, base_err *err)
+/* `inherited`: a listening socket that is taken in place of the address, -1: none. */
+static base_code bind_listener(listener *l, const char *key, const char *where, int inherited,
+                               base_err *err)
 {
+    if (inherited >= 0) {
+        l->fd = inherited;
+        CHECK(gw_socket_address(inherited, l->address));
+        return BASE_OK;
+    }
     char host[256], port[8];
     const char *colon = strrchr(where, ':');
     size_t host_length = colon != NULL ? (size_t)(colon - where) : 0;
@@ -1181,27 +1191,15 @@ static base_code bind_listener(listener *l, const char *key, const char *where, 
                                gai_strerror(rc));
     base_code code = BASE_OK;
     int on = 1, fd = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    struct sockaddr_storage bound;
-    socklen_t bound_length = sizeof bound;
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
         bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, LISTEN_BACKLOG) != 0 ||
-        getsockname(fd, (struct sockaddr *)&bound, &bound_length) != 0)
+        !gw_socket_address(fd, l->address))
         code = base_fail_param(err, BASE_IO, key, "%s %s: %s", key, where, strerror(errno));
     freeaddrinfo(found);
     if (code != BASE_OK) {
         if (fd >= 0)
             close(fd);
         return code;
-    }
-    char text[INET6_ADDRSTRLEN];
-    if (bound.ss_family == AF_INET6) {
-        const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)&bound;
-        inet_ntop(AF_INET6, &six->sin6_addr, text, sizeof text);
-        snprintf(l->address, sizeof l->address, "[%s]:%u", text, ntohs(six->sin6_port));
-    } else {
-        const struct sockaddr_in *four = (const struct sockaddr_in *)&bound;
-        inet_ntop(AF_INET, &four->sin_addr, text, sizeof text);
-        snprintf(l->address, sizeof l->address, "%s:%u", text, ntohs(four->sin_port));
     }
     l->fd = fd;
     return BASE_OK;
@@ -1240,6 +1238,8 @@ static void create_config(gw_server *server)
 base_code gw_server_create(gw_server **out, const gw_server_options *options, base_err *err)
 {
     const struct gw_conf *conf = options->conf;
+    const gw_inherited inherited =
+        options->inherited ? *options->inherited : (gw_inherited){-1, -1, -1};
     base_code code = BASE_OK;
     gw_server *server = calloc(1, sizeof *server);
     if (server == NULL)
@@ -1277,15 +1277,15 @@ base_code gw_server_create(gw_server **out, const gw_server_options *options, ba
             BASE_OK)
         goto out;
     if ((code = bind_listener(&server->listeners[LISTEN_PUBLIC], "server.listen",
-                              conf->server_listen, err)) != BASE_OK)
+                              conf->server_listen, inherited.listen, err)) != BASE_OK)
         goto out;
     if (conf->server_tls_listen[0] != '\0' &&
         (code = bind_listener(&server->listeners[LISTEN_TLS], "server.tls_listen",
-                              conf->server_tls_listen, err)) != BASE_OK)
+                              conf->server_tls_listen, inherited.tls, err)) != BASE_OK)
         goto out;
     if (conf->admin_listen[0] != '\0' &&
         (code = bind_listener(&server->listeners[LISTEN_ADMIN], "admin.listen", conf->admin_listen,
-                              err)) != BASE_OK)
+                              inherited.admin, err)) != BASE_OK)
         goto out;
     *out = server;
     return BASE_OK;

@@ -96,6 +96,7 @@ typedef struct gw_arrival {
 
 typedef struct gw_server_options {
     const struct gw_conf *conf;
+    const struct gw_inherited *inherited; /* sockets to take over; NULL: none. Read by create */
     gw_handler handler;
     /* What is on its way, when more of it came, and for as long as this returns something a few
      * times a second; on the loop's thread. What it returns it is given the next time, NULL at

@@ -9,7 +9,7 @@ import http2 from 'node:http2';
 
 export const root = join(dirname(fileURLToPath(import.meta.url)), '../..');
 const build = process.env.WHIMBREL_E2E_BUILD ?? join(root, 'build');
-const program = join(build, 'whimbrel');
+export const program = join(build, 'whimbrel');
 export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 export const pick = (list) => list[randomInt(list.length)];
 /** A pronounceable word that no test has seen before. */
