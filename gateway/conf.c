@@ -196,25 +196,30 @@ static const row rows[] = {
 #define ROW_COUNT (sizeof rows / sizeof *rows)
 
 typedef struct flag {
+    const char *group; /* its heading in the help; NULL: that of the one before */
     const char *name;
     const char *key; /* NULL: not a key's short form */
     bool takes_value;
-    const char *help;
+    const char *value, *help; /* of the help: what stands behind the name, and what it does */
 } flag;
 
 static const flag flags[] = {
-    {"--config", NULL, true, "FILE: JSON, as --print-config writes it; keys may be left out"},
-    {"--model", "model.path", true, "DIR or random:SHAPE?layers=N&seed=N"},
-    {"--draft", "model.draft", true, "DIR, auto or off"},
-    {"--listen", "server.listen", true, "ADDR:PORT"},
-    {"--data", "data.path", true, "DIR"},
-    {"--backend", "engine.backend", true, "auto, cpu, cuda or hip"},
-    {"--kv", "engine.kv", true, "nvfp4, fp8, bf16 or f32"},
-    {"--trace", "log.trace_path", true, "FILE"},
-    {"--set", NULL, true, "KEY=VALUE: any key; lists are separated by commas; may be repeated"},
-    {"--print-config", NULL, false, "the effective configuration, then exit"},
-    {"--version", NULL, false, "then exit"},
-    {"--help", NULL, false, "then exit"},
+    {"What is served", "--model", "model.path", true, "DIR",
+     "checkpoint, or random:SHAPE?layers=N&seed=N"},
+    {NULL, "--draft", "model.draft", true, "DIR", "draft model; auto: MODEL/dspark; off"},
+    {"Where", "--listen", "server.listen", true, "ADDR:PORT",
+     "HTTP/1.1 and h2c; port 0: any free one"},
+    {NULL, "--data", "data.path", true, "DIR", "all that lasts: sessions, keys, cached pages"},
+    {"How", "--backend", "engine.backend", true, "NAME", "auto, cpu, cuda or hip"},
+    {NULL, "--kv", "engine.kv", true, "TYPE", "cached keys and values: nvfp4, fp8, bf16 or f32"},
+    {"Configuration", "--config", NULL, true, "FILE",
+     "JSON, as --print-config writes it; keys may be left out"},
+    {NULL, "--set", NULL, true, "KEY=VALUE", "any key below; lists with commas; may be repeated"},
+    {NULL, "--print-config", NULL, false, "", "the effective configuration, then exit"},
+    {"Looking", "--trace", "log.trace_path", true, "FILE",
+     "one JSON line a request, sizes and times only"},
+    {NULL, "--version", NULL, false, "", "then exit"},
+    {NULL, "--help", NULL, false, "", "then exit"},
 };
 #define FLAG_COUNT (sizeof flags / sizeof *flags)
 
@@ -722,16 +727,59 @@ void gw_conf_print(const gw_conf *conf, FILE *file)
     base_buf_deinit(&out);
 }
 
+/* Headings of the keys' sections, in the order of the table. */
+static const struct {
+    const char *section, *title;
+} sections[] = {
+    {"model", "Model"},
+    {"engine", "Engine"},
+    {"server", "Server"},
+    {"limits", "Limits"},
+    {"admin", "Admin listener"},
+    {"metrics", "Metrics"},
+    {"cache", "Cache of pages"},
+    {"data", "Data directory"},
+    {"ledger", "Ledger of sessions"},
+    {"sessions", "Native sessions"},
+    {"conversations", "Conversations"},
+    {"log", "Log"},
+    {"workers", "Worker threads"},
+};
+
+static void help_section(FILE *file, const char *key)
+{
+    size_t length = strcspn(key, ".");
+    for (size_t i = 0; i < sizeof sections / sizeof *sections; i++)
+        if (strncmp(sections[i].section, key, length) == 0 && !sections[i].section[length]) {
+            fprintf(file, "\n%s\n", sections[i].title);
+            return;
+        }
+    fprintf(file, "\n%.*s\n", (int)length, key);
+}
+
 void gw_conf_help(FILE *file)
 {
-    fputs("usage: whimbrel [FLAG]...\n\nflags:\n", file);
-    for (size_t i = 0; i < FLAG_COUNT; i++)
-        fprintf(file, "  %-15s %s%s%s%s\n", flags[i].name, flags[i].help,
-                flags[i].key != NULL ? " (" : "", flags[i].key != NULL ? flags[i].key : "",
-                flags[i].key != NULL ? ")" : "");
-    fputs("\nkeys, with their defaults:\n", file);
+    fputs("usage: whimbrel [FLAG]...\n\n"
+          "Serves OpenAI's and Anthropic's APIs to agents and remembers their sessions. Prints a\n"
+          "line that begins with \"ready\" once it serves; SIGTERM lets what runs end first.\n\n"
+          "  whimbrel --model DIR                      on 127.0.0.1:8080, state in ./data\n"
+          "  whimbrel --config FILE --set log.level=warn\n\n"
+          "The operator's pages are at http://127.0.0.1:8081/dashboard/ (admin.listen).\n",
+          file);
+    for (size_t i = 0; i < FLAG_COUNT; i++) {
+        char name[40];
+        if (flags[i].group)
+            fprintf(file, "\n%s\n", flags[i].group);
+        snprintf(name, sizeof name, "%s %s", flags[i].name, flags[i].value);
+        fprintf(file, "  %-22s  %s%s%s%s\n", name, flags[i].help, flags[i].key ? " [" : "",
+                flags[i].key ? flags[i].key : "", flags[i].key ? "]" : "");
+    }
+    fputs("\nKEYS, with their defaults; an unknown one is refused\n", file);
     for (size_t i = 0; i < ROW_COUNT; i++) {
         const row *r = &rows[i];
+        size_t section = strcspn(r->key, ".");
+        if (i == 0 || strncmp(r->key, rows[i - 1].key, section + 1) != 0)
+            help_section(file, r->key);
         fprintf(file, "  %s=%s\n      %s", r->key, r->fallback, r->help);
         if (r->choices != NULL)
             fprintf(file, " (%s)", r->choices);
