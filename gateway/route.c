@@ -24,6 +24,7 @@
 #include "gateway/api_sessions.h"
 #include "gateway/api_text.h"
 #include "gateway/conf.h"
+#include "gateway/dashboard.h"
 #include "gateway/metrics.h"
 #include "gateway/openapi.h"
 #include "gateway/tenant.h"
@@ -54,6 +55,8 @@ static const route routes[] = {
     {"GET", "/health/ready", PUBLIC | ADMIN | QUIET, gw_api_ready},
     {"GET", "/readyz", PUBLIC | ADMIN | QUIET, gw_api_ready},
     {"GET", "/metrics", ADMIN | PUBLIC_METRICS | QUIET, gw_admin_metrics},
+    {"GET", "/dashboard", ADMIN | QUIET, gw_dashboard_get},
+    {"GET", "/dashboard/{id}", ADMIN | QUIET, gw_dashboard_get},
     {"GET", "/admin/v1/keys", ADMIN, gw_admin_keys_list},
     {"POST", "/admin/v1/keys", ADMIN | JSON_BODY, gw_admin_keys_make},
     {"DELETE", "/admin/v1/keys/{id}", ADMIN, gw_admin_keys_revoke},
