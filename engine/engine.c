@@ -112,6 +112,7 @@ static base_code sequence_create(eng_sequence **out, eng_engine *engine, const e
         seq->closing = true;
         seq->request.max_tokens = 1;
         seq->request.sampling = (eng_sampling)ENG_SAMPLING_DEFAULT;
+        seq->request.sampling.top_logprobs = request->sampling.top_logprobs;
         seq->request.tool_choice = ENG_TOOL_AUTO;
         seq->request.call_max = 0;
         request = &seq->request;
@@ -487,6 +488,7 @@ static base_code make_step_memory(eng_engine *engine, base_err *err)
                 (engine->row_pages = calloc(seqs, sizeof *engine->row_pages)) != NULL &&
                 (engine->logits = calloc((size_t)engine->picks_max * engine->config->vocab,
                                          sizeof(float))) != NULL &&
+                (engine->scores = calloc(engine->picks_max, sizeof *engine->scores)) != NULL &&
                 (engine->scratch = malloc(scratch)) != NULL &&
                 (engine->slots = calloc(engine->slot_max, sizeof *engine->slots)) != NULL &&
                 (engine->parts = calloc(engine->slot_max, sizeof *engine->parts)) != NULL &&
@@ -634,6 +636,7 @@ void eng_destroy(eng_engine *engine)
     free(engine->row_pages);
     free(engine->logits);
     free(engine->features);
+    free(engine->scores);
     free(engine->scratch);
     free(engine->draft_inputs);
     free(engine->offers);

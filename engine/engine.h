@@ -233,7 +233,12 @@ typedef struct eng_request {
     uint32_t prediction_count;
     /* What only this request's tokens would bring to the disk stays in memory. */
     bool no_disk;
-    /* A hint: nobody will go on from here. What the path has to itself is the first to make room. */
+    /* The prompt's own tokens get logprobs too, from the second one on, with sampling.top_logprobs
+     * alternatives; STEP events bring them before there is output. They come of the prompt's rows,
+     * so those are run whatever the cache has. */
+    bool prompt_logprobs;
+    /* A hint: nobody will go on from here. What the path has to itself is the first to make room.
+     */
     bool session_over;
 } eng_request;
 
@@ -298,6 +303,9 @@ typedef struct eng_event {
     const int32_t *tokens; /* output tokens of this step, exact; the end token included */
     uint32_t token_count;
     const eng_logprob *logprobs; /* [token_count], or NULL */
+    /* STEP: the next ones of the prompt, see eng_request */
+    const eng_logprob *prompt_logprobs;
+    uint32_t prompt_logprob_count;
     const eng_part *parts;
     uint32_t part_count;
     /* DONE */

@@ -50,6 +50,7 @@ typedef struct eng_sequence {
     base_arena *arena; /* of force and close */
     eng_counts counts;
     eng_logprob *logprobs; /* [output_max] if asked for */
+    uint32_t scored;       /* rows of the prompt whose logits gave the next token's logprob */
     eng_decoder *decoder;
     eng_constrain *constrain; /* NULL: the output is free */
 
@@ -178,6 +179,8 @@ struct eng_engine {
     eng_part_slot *slots;
     eng_part *parts;
     uint32_t slot_count, slot_max;
+    eng_logprob *scores; /* [picks_max] of the prompt, score_count of them for the next event */
+    uint32_t score_count;
     bool told_any;
 
     /* mailbox */
@@ -218,6 +221,12 @@ void eng__update_gauges(eng_engine *engine);
 void *eng__run(void *arg);
 /* Waits for the store's wake, a few milliseconds at most. */
 void eng__wait(eng_engine *engine);
+
+/* Whether tokens of the prompt still wait for their logprobs. */
+static inline bool eng__scores(const eng_sequence *seq)
+{
+    return seq->request.prompt_logprobs && seq->scored + 1 < seq->request.token_count;
+}
 
 /* ---- pages.c ---- */
 

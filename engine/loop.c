@@ -102,6 +102,8 @@ static void emit(eng_engine *engine, eng_sequence *seq, eng_event_kind kind)
         .tokens = seq->output + seq->told,
         .token_count = seq->output_count - seq->told,
         .logprobs = seq->logprobs != NULL ? seq->logprobs + seq->told : NULL,
+        .prompt_logprobs = engine->scores,
+        .prompt_logprob_count = engine->score_count,
         .parts = engine->parts,
         .part_count = engine->slot_count,
         .finish = seq->finish,
@@ -112,7 +114,7 @@ static void emit(eng_engine *engine, eng_sequence *seq, eng_event_kind kind)
     seq->told = seq->output_count;
     engine->options.sink.event(engine->options.sink.ctx, &event);
     engine->told_any = true;
-    engine->slot_count = 0;
+    engine->slot_count = engine->score_count = 0;
     base_buf_clear(&engine->part_text);
 }
 
@@ -345,11 +347,11 @@ static void deliver(eng_engine *engine, eng_sequence *seq)
 static bool take_pages(eng_engine *engine, eng_sequence *seq)
 {
     /* All but the last known token may come from the cache: its row is needed for logits, unless
-     * none are wanted. */
-    uint32_t count = eng__known(seq) - !seq->closing;
+     * none are wanted; and so are those of rows that give the prompt's logprobs. */
+    uint32_t count = eng__scores(seq) ? seq->scored : eng__known(seq) - !seq->closing;
     const int32_t *tokens = eng__known_tokens(seq, count);
     eng__match_pages(engine, seq, tokens, count);
-    if (eng__tier_fetch(engine, seq, tokens, count))
+    if (!eng__scores(seq) && eng__tier_fetch(engine, seq, tokens, count))
         return false;
     uint32_t tail = seq->run % KV_PAGE_TOKENS;
     uint32_t want =
@@ -487,6 +489,36 @@ static void sample_sequence(eng_engine *engine, eng_sequence *seq, uint32_t firs
     seq->usage.steps++;
 }
 
+/* Whether the row's logits give the logprob of the prompt's next token. */
+static bool is_scored(const eng_sequence *seq, uint32_t position)
+{
+    return seq->request.prompt_logprobs && position >= seq->scored &&
+           position + 1 < seq->request.token_count;
+}
+
+/* Tells the prompt's logprobs that its rows [run, run + rows) of this step give; returns how many.
+ * Nothing of the request's sampling bends them. */
+static uint32_t score_prompt(eng_engine *engine, eng_sequence *seq, uint32_t first_pick,
+                             uint32_t rows)
+{
+    uint32_t count = 0;
+    for (uint32_t r = 0; r < rows; r++) {
+        uint32_t position = seq->run + r;
+        if (!is_scored(seq, position))
+            continue;
+        eng_sample_logprob(&engine->scores[count],
+                           engine->logits + (size_t)(first_pick + count) * engine->config->vocab,
+                           engine->info.vocab, token_at(seq, position + 1),
+                           seq->request.sampling.top_logprobs);
+        count++;
+    }
+    seq->scored += count;
+    engine->score_count = count;
+    if (count > 0)
+        emit(engine, seq, ENG_EVENT_STEP);
+    return count;
+}
+
 typedef enum secured { SECURED, NOT_NOW, PREEMPTED } secured;
 
 /* Grants pages to the planned rows; a sequence that gets none waits for those of the disk tier, is
@@ -559,8 +591,10 @@ static uint32_t plan_rows(eng_engine *engine)
     uint32_t decode_rows = 0;
     for (uint32_t i = 0; i < engine->active_count; i++) {
         eng_sequence *seq = engine->active[i];
-        engine->plan[i] = (eng_sched_seq){
-            .need = eng__known(seq) - seq->run, .draft = seq->draft_count, .arrival = seq->number};
+        engine->plan[i] = (eng_sched_seq){.need = eng__known(seq) - seq->run,
+                                          .draft = seq->draft_count,
+                                          .arrival = seq->number,
+                                          .picks_all = eng__scores(seq)};
         if (engine->plan[i].need == 1)
             decode_rows += 1 + seq->draft_count;
     }
@@ -585,18 +619,20 @@ static void step(eng_engine *engine)
             engine->plan[i].rows = 0;
     }
     uint32_t rows = 0, picks = 0, prefilling = 0;
+    bool scores = false; /* more logits than other prefills: their time says nothing about those */
     for (uint32_t i = 0; i < engine->active_count; i++) {
         eng_sequence *seq = engine->active[i];
         uint32_t n = engine->plan[i].rows, need = engine->plan[i].need;
         engine->row_pages[i] = seq->pages;
         engine->pick_start[i] = picks;
         prefilling += need > 1;
+        scores |= n > 0 && engine->plan[i].picks_all;
         for (uint32_t r = 0; r < n; r++) {
             engine->row_token[rows + r] =
                 r < need ? token_at(seq, seq->run + r) : seq->draft[r - need];
             engine->row_pos[rows + r] = (int32_t)(seq->run + r);
             engine->row_seq[rows + r] = i;
-            if (r + 1 >= need && !seq->closing)
+            if (is_scored(seq, seq->run + r) || (r + 1 >= need && !seq->closing))
                 engine->pick[picks++] = rows + r;
         }
         rows += n;
@@ -618,22 +654,24 @@ static void step(eng_engine *engine)
     engine->moved = true;
     forward = base_now_ns() - forward;
     ENG_COUNT(engine, forward_ns, forward);
-    if (engine->warm || prefilling > 0)
+    if ((engine->warm || prefilling > 0) && !scores)
         eng_spec_observe_step(&engine->spec, rows, prefilling > 0, furthest(engine), forward);
-    if (prefilling > 0)
+    if (prefilling > 0 && !scores)
         eng__tier_observe_prefill(engine, rows, forward);
     for (uint32_t i = 0; i < engine->active_count; i++) {
         eng_sequence *seq = engine->active[i];
         uint32_t n = engine->plan[i].rows, need = engine->plan[i].need;
         if (n == 0)
             continue;
+        uint32_t scored = score_prompt(engine, seq, engine->pick_start[i], n);
         if (n < need || seq->closing) {
             eng__raise_filled(engine, seq, seq->run + n);
             if (seq->closing && seq->run == eng__known(seq))
                 note_finish(seq, ENG_FINISH_STOP);
             continue;
         }
-        sample_sequence(engine, seq, engine->pick_start[i], n - need + 1, seq->run + need - 1);
+        sample_sequence(engine, seq, engine->pick_start[i] + scored, n - need + 1,
+                        seq->run + need - 1);
         if (seq->first_ns == 0) {
             seq->first_ns = base_now_ns();
             seq->usage.ttft_ns = seq->first_ns - seq->submitted_ns;

@@ -333,8 +333,8 @@ static float shown(double logprob)
     return logprob >= (double)PROBABILITY_ZERO_LOG ? (float)logprob : PROBABILITY_ZERO_LOG;
 }
 
-static void fill_logprob(eng_logprob *out, const float *logits, uint32_t vocab, int32_t token,
-                         uint32_t top)
+void eng_sample_logprob(eng_logprob *out, const float *logits, uint32_t vocab, int32_t token,
+                        uint32_t top)
 {
     uint32_t want = top < ENG_TOP_LOGPROBS_MAX ? top : ENG_TOP_LOGPROBS_MAX;
     double max = (double)logits[eng_sample__greedy(logits, vocab)];
@@ -389,7 +389,7 @@ int32_t eng_sample(const eng_sampler_input *input, eng_logprob *logprob, void *s
     if (input->mask != NULL && !allowed(input->mask, (uint32_t)token))
         token = masked_greedy(input);
     if (logprob != NULL)
-        fill_logprob(logprob, logits, input->vocab, token, s->top_logprobs);
+        eng_sample_logprob(logprob, logits, input->vocab, token, s->top_logprobs);
     return token;
 }
 

@@ -37,5 +37,8 @@ size_t eng_sample_scratch(uint32_t vocab);
  * penalties, before temperature and filters, with sampling->top_logprobs alternatives, largest
  * first. */
 int32_t eng_sample(const eng_sampler_input *input, eng_logprob *logprob, void *scratch);
+/* log-softmax of logits [vocab] at `token`, with `top` alternatives, largest first. Thread: any. */
+void eng_sample_logprob(eng_logprob *out, const float *logits, uint32_t vocab, int32_t token,
+                        uint32_t top);
 /* Checks ranges; the text names field and bound. */
 base_code eng_sampling_check(const eng_sampling *sampling, uint32_t vocab, base_err *err);

@@ -48,9 +48,11 @@ uint32_t eng_sched_plan(eng_sched_seq *seqs, uint32_t count, const eng_sched_lim
         if (seq->need == 1)
             continue;
         seq->rows = (uint32_t)base_min(seq->need, budget);
+        if (seq->picks_all)
+            seq->rows = (uint32_t)base_min(seq->rows, limits->picks_max - picks);
         budget -= seq->rows;
         rows += seq->rows;
-        picks += seq->rows == seq->need;
+        picks += seq->picks_all ? seq->rows : seq->rows == seq->need;
     }
     return rows;
 }

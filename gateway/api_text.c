@@ -4,7 +4,12 @@
  * of clients, or a list of token ids; ids of special tokens need the scope raw, as they could play
  * any role of a conversation. Logprobs, echo and streams in the vendor's old form. Sampling is the
  * chat dialect's. Several prompts, each with `n` answers, are choices of one turn, in that order;
- * best_of beyond n, which would be answers that nobody sees, and suffix are refused by name. */
+ * best_of beyond n, which would be answers that nobody sees, and suffix are refused by name.
+ *
+ * echo with logprobs is how texts are scored (lm-evaluation-harness): the prompt's tokens have
+ * entries like the answer's, the first one null, and max_tokens 0 asks for nothing else. The one
+ * who runs a prompt keeps its entries for all answers to it. The token that ended an answer has its
+ * entry, as at the vendor's: who scores with max_tokens 1 drops the last one unseen. */
 #include "gateway/api_text.h"
 
 #include <string.h>
@@ -19,6 +24,13 @@
 #define OUTPUT_TOKENS_DEFAULT 16 /* the vendor's default */
 #define TOKENS_MAX (1u << 26)    /* of a text that is only counted; bodies are bounded */
 #define CHOICES_MAX 128          /* prompts, each with all its answers */
+/* Of echoed prompts with logprobs, all answers together; an entry takes about 250 bytes. */
+#define SCORED_TOKENS_MAX (1u << 18)
+
+/* Parallel lists of the wire, commas between their entries. */
+typedef struct lists {
+    base_buf names, values, tops, offsets;
+} lists;
 
 typedef struct text {
     eng_text prompt; /* NULL data: ids were sent */
@@ -27,17 +39,112 @@ typedef struct text {
     uint32_t each;
     int32_t *tokens;
     uint32_t token_count;
-    bool echo, include_usage, logprobs;
+    bool echo, include_usage, logprobs, return_ids;
+    bool begun;      /* the choice's first record is out */
     base_buf bytes;  /* of the prompt's ids, to echo or to give back */
     base_buf record; /* scratch */
-    /* Entries that no record has carried yet, or all of them if not streamed. */
-    base_buf names, values, tops, offsets;
-    size_t offset; /* characters before the next token */
+    base_buf ids;    /* of a stream's output, commas between, that no record has carried yet */
+    lists fresh;     /* entries that no record has carried yet, or all of them if not streamed */
+    size_t offset;   /* characters before the next token */
+    /* ---- of who runs the prompt, where it is scored ---- */
+    lists scores;
+    uint32_t scored;          /* its tokens that have entries */
+    size_t prompt_characters; /* that those spell */
+    uint64_t scored_total;    /* the first's: of all prompts, each for all its answers */
 } text;
 
 static text *state(gw_turn *turn)
 {
     return turn->state_of_dialect;
+}
+
+/* ---- entries ---- */
+
+static size_t characters(const char *bytes, size_t length)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < length; i++)
+        count += ((unsigned char)bytes[i] & 0xC0) != 0x80;
+    return count;
+}
+
+/* `"TOKEN":LOGPROB`; bytes that are no text in the vendor's notation. */
+static void put_token(gw_turn *turn, base_buf *out, int32_t token, size_t *count)
+{
+    base_buf bytes;
+    base_buf_init(&bytes, 0);
+    eng_detokenize(turn->app->engine, &bytes, &token, 1, NULL);
+    *count = characters(bytes.data, bytes.length);
+    if (base_utf8_valid(bytes.data ? bytes.data : "", bytes.length)) {
+        base_buf_json_string(out, bytes.data ? bytes.data : "", bytes.length);
+    } else {
+        base_buf_puts(out, "\"bytes:");
+        for (size_t i = 0; i < bytes.length; i++)
+            base_buf_printf(out, "\\\\x%02x", (unsigned char)bytes.data[i]);
+        base_buf_puts(out, "\"");
+    }
+    out->failed |= bytes.failed;
+    base_buf_deinit(&bytes);
+}
+
+/* The next entry; NULL `logprob`: of a prompt's first token, which nothing comes before. */
+static void add_entry(gw_turn *turn, lists *to, size_t *offset, int32_t token,
+                      const eng_logprob *logprob)
+{
+    const char *comma = to->names.length ? "," : "";
+    size_t count, ignored;
+    base_buf_puts(&to->names, comma);
+    put_token(turn, &to->names, token, &count);
+    base_buf_printf(&to->offsets, "%s%zu", comma, *offset);
+    *offset += count;
+    if (!logprob) {
+        base_buf_puts(&to->values, "null");
+        base_buf_puts(&to->tops, "null");
+        return;
+    }
+    base_buf_printf(&to->values, "%s%.6g", comma, gw_shown_logprob(logprob->logprob));
+    base_buf_printf(&to->tops, "%s{", comma);
+    bool among = false;
+    uint32_t top = (uint32_t)base_min(logprob->top_count, turn->request.sampling.top_logprobs);
+    for (uint32_t i = 0; i < top; i++) {
+        base_buf_puts(&to->tops, i ? "," : "");
+        put_token(turn, &to->tops, logprob->top_token[i], &ignored);
+        base_buf_printf(&to->tops, ":%.6g", gw_shown_logprob(logprob->top_logprob[i]));
+        among |= logprob->top_token[i] == token;
+    }
+    if (!among) { /* the one that was taken is always there */
+        base_buf_puts(&to->tops, top ? "," : "");
+        put_token(turn, &to->tops, token, &ignored);
+        base_buf_printf(&to->tops, ":%.6g", gw_shown_logprob(logprob->logprob));
+    }
+    base_buf_puts(&to->tops, "}");
+}
+
+static void add_scored(gw_turn *turn, int32_t token, const eng_logprob *logprob)
+{
+    text *t = state(turn);
+    add_entry(turn, &t->scores, &t->prompt_characters, token, logprob);
+    t->scored++;
+}
+
+/* All of the prompt is scored; its end is where the answer begins. */
+static bool has_scores(gw_turn *turn)
+{
+    return state(turn->leader)->scored == turn->prompt.token_count;
+}
+
+static void clear_lists(lists *l)
+{
+    base_buf *bufs[] = {&l->names, &l->values, &l->tops, &l->offsets};
+    for (size_t i = 0; i < sizeof bufs / sizeof *bufs; i++)
+        base_buf_clear(bufs[i]);
+}
+
+static void free_lists(lists *l)
+{
+    base_buf *bufs[] = {&l->names, &l->values, &l->tops, &l->offsets};
+    for (size_t i = 0; i < sizeof bufs / sizeof *bufs; i++)
+        base_buf_deinit(bufs[i]);
 }
 
 /* ---- reading ---- */
@@ -85,27 +192,33 @@ static base_code read_prompts(gw_turn *turn, base_err *err)
     return read_prompt(turn, many ? first : prompt, count > 1 ? "prompt[0]" : "prompt", err);
 }
 
+static bool is_scored(gw_turn *turn)
+{
+    return state(turn)->echo && state(turn)->logprobs;
+}
+
 static base_code read_completion(gw_turn *turn, base_err *err)
 {
     text *t = state(turn);
     const json_t *json = turn->json;
-    int64_t number = 0;
+    int64_t number = 0, limit = OUTPUT_TOKENS_DEFAULT;
     json_t *options;
     eng_text suffix = {0};
-    turn->request.max_tokens = OUTPUT_TOKENS_DEFAULT;
-    GW_TRY(gw_read_limit(turn, "max_tokens", NULL, err));
+    GW_TRY(gw_read_int(&limit, NULL, json, "", "max_tokens", 0, INT64_MAX, err));
+    turn->request.max_tokens = (uint32_t)base_min(limit, (int64_t)UINT32_MAX);
+    turn->request.prefill_only = limit == 0;
     GW_TRY(gw_read_text(&suffix, json, "", "suffix", err));
     if (suffix.length)
         return base_fail_param(err, BASE_UNSUPPORTED, "suffix",
                                "suffix: this model writes on, it does not fill in");
     GW_TRY(gw_read_bool(&t->echo, NULL, json, "", "echo", err));
     GW_TRY(gw_read_int(&number, &t->logprobs, json, "", "logprobs", 0, LOGPROBS_MAX, err));
-    if (t->echo && t->logprobs)
-        return base_fail_param(err, BASE_UNSUPPORTED, "logprobs",
-                               "logprobs: the prompt's are not kept, so echo has none to show");
+    turn->request.prompt_logprobs = is_scored(turn);
     turn->request.sampling.logprobs = t->logprobs;
     turn->request.sampling.top_logprobs = (uint32_t)number;
-    turn->exact_steps = t->logprobs;
+    GW_TRY(gw_read_bool(&t->return_ids, NULL, gw_holder(turn, "return_token_ids"), "",
+                        "return_token_ids", err));
+    turn->exact_steps = t->logprobs || t->return_ids;
     GW_TRY(gw_read_bool(&turn->stream, NULL, json, "", "stream", err));
     GW_TRY(gw_read_object(&options, json, "", "stream_options", err));
     if (options)
@@ -193,6 +306,20 @@ static base_code make_prompt(gw_turn *turn, base_err *err)
     return eng_detokenize(turn->app->engine, &t->bytes, t->tokens, t->token_count, err);
 }
 
+/* Of the prompt that this turn runs; what is told of it is bounded. */
+static base_code begin_scores(gw_turn *turn, base_err *err)
+{
+    text *first = state(turn->first);
+    first->scored_total += (uint64_t)turn->prompt.token_count * first->each;
+    if (first->scored_total > SCORED_TOKENS_MAX)
+        return base_fail_param(err, BASE_INVALID, "prompt",
+                               "prompt has more than %u tokens, all answers together, which is "
+                               "the limit for echo with logprobs",
+                               SCORED_TOKENS_MAX);
+    add_scored(turn, turn->prompt.tokens[0], NULL);
+    return BASE_OK;
+}
+
 static base_code render_completion(gw_turn *turn, base_err *err)
 {
     uint32_t window = eng_get_info(turn->app->engine)->context_max;
@@ -206,7 +333,9 @@ static base_code render_completion(gw_turn *turn, base_err *err)
                                "This model's maximum context length is %u tokens. However, you "
                                "requested %u tokens in the prompt. Please reduce its length.",
                                window, turn->prompt.token_count);
-    return state(turn)->prompt.data ? BASE_OK : check_scope(turn, err);
+    if (!state(turn)->prompt.data)
+        GW_TRY(check_scope(turn, err));
+    return is_scored(turn) ? begin_scores(turn, err) : BASE_OK;
 }
 
 static base_code choose(gw_turn *turn, base_err *err)
@@ -217,10 +346,12 @@ static base_code choose(gw_turn *turn, base_err *err)
     t->echo = first->echo;
     t->include_usage = first->include_usage;
     t->logprobs = first->logprobs;
+    t->return_ids = first->return_ids;
     uint32_t prompt = turn->choice / first->each;
     if (turn->choice % first->each) {
         turn->leader = turn->first->choices[prompt * first->each];
         turn->prompt = turn->leader->prompt;
+        turn->request.prompt_logprobs = false;
         return BASE_OK;
     }
     turn->leader = turn;
@@ -247,14 +378,6 @@ static void put_bytes(base_buf *out, const char *bytes, size_t length)
     base_buf_deinit(&whole);
 }
 
-static size_t characters(const char *bytes, size_t length)
-{
-    size_t count = 0;
-    for (size_t i = 0; i < length; i++)
-        count += ((unsigned char)bytes[i] & 0xC0) != 0x80;
-    return count;
-}
-
 static void put_echo(gw_turn *turn, base_buf *out)
 {
     const text *t = state(turn->leader);
@@ -264,79 +387,25 @@ static void put_echo(gw_turn *turn, base_buf *out)
         put_bytes(out, t->bytes.data, t->bytes.length);
 }
 
-static void put_logprobs(text *t, base_buf *out)
+/* The prompt's entries and the answer's; `prompt` NULL: the answer's alone. */
+static void put_logprobs(base_buf *out, const lists *prompt, const lists *fresh)
 {
-    base_buf *lists[] = {&t->names, &t->values, &t->tops, &t->offsets};
     static const char *const names[] = {"tokens", "token_logprobs", "top_logprobs", "text_offset"};
-    if (!t->logprobs) {
-        base_buf_puts(out, "null");
-        return;
-    }
+    static const lists none = {0};
+    const lists *from = prompt ? prompt : &none;
+    const base_buf *const all[][2] = {{&from->names, &fresh->names},
+                                      {&from->values, &fresh->values},
+                                      {&from->tops, &fresh->tops},
+                                      {&from->offsets, &fresh->offsets}};
     for (size_t i = 0; i < 4; i++) {
+        const base_buf *before = all[i][0], *after = all[i][1];
         base_buf_printf(out, "%s\"%s\":[", i ? "]," : "{", names[i]);
-        base_buf_add(out, lists[i]->data ? lists[i]->data : "", lists[i]->length);
-        out->failed |= lists[i]->failed;
-        base_buf_clear(lists[i]);
+        base_buf_add(out, before->data ? before->data : "", before->length);
+        base_buf_puts(out, before->length && after->length ? "," : "");
+        base_buf_add(out, after->data ? after->data : "", after->length);
+        out->failed |= before->failed || after->failed;
     }
     base_buf_puts(out, "]}");
-}
-
-/* `"TOKEN":LOGPROB`; bytes that are no text in the vendor's notation. */
-static void put_token(gw_turn *turn, base_buf *out, int32_t token, size_t *count)
-{
-    base_buf bytes;
-    base_buf_init(&bytes, 0);
-    eng_detokenize(turn->app->engine, &bytes, &token, 1, NULL);
-    *count = characters(bytes.data, bytes.length);
-    if (base_utf8_valid(bytes.data ? bytes.data : "", bytes.length)) {
-        base_buf_json_string(out, bytes.data ? bytes.data : "", bytes.length);
-    } else {
-        base_buf_puts(out, "\"bytes:");
-        for (size_t i = 0; i < bytes.length; i++)
-            base_buf_printf(out, "\\\\x%02x", (unsigned char)bytes.data[i]);
-        base_buf_puts(out, "\"");
-    }
-    out->failed |= bytes.failed;
-    base_buf_deinit(&bytes);
-}
-
-static void add_logprob(gw_turn *turn, const eng_logprob *logprob)
-{
-    text *t = state(turn);
-    const char *comma = t->names.length ? "," : "";
-    size_t count, ignored;
-    base_buf_puts(&t->names, comma);
-    put_token(turn, &t->names, logprob->token, &count);
-    base_buf_printf(&t->values, "%s%.6g", comma, gw_shown_logprob(logprob->logprob));
-    base_buf_printf(&t->offsets, "%s%zu", comma, t->offset);
-    t->offset += count;
-    base_buf_printf(&t->tops, "%s{", comma);
-    bool among = false;
-    uint32_t top = (uint32_t)base_min(logprob->top_count, turn->request.sampling.top_logprobs);
-    for (uint32_t i = 0; i < top; i++) {
-        base_buf_puts(&t->tops, i ? "," : "");
-        put_token(turn, &t->tops, logprob->top_token[i], &ignored);
-        base_buf_printf(&t->tops, ":%.6g", gw_shown_logprob(logprob->top_logprob[i]));
-        among |= logprob->top_token[i] == logprob->token;
-    }
-    if (!among) { /* the one that was taken is always there */
-        base_buf_puts(&t->tops, top ? "," : "");
-        put_token(turn, &t->tops, logprob->token, &ignored);
-        base_buf_printf(&t->tops, ":%.6g", gw_shown_logprob(logprob->logprob));
-    }
-    base_buf_puts(&t->tops, "}");
-}
-
-static void step(gw_turn *turn, const eng_event *event)
-{
-    uint32_t count = event->token_count;
-    if (!state(turn)->logprobs || !event->logprobs)
-        return;
-    /* The end token ends the text and is no part of it. */
-    if (event->kind == ENG_EVENT_DONE && event->finish == ENG_FINISH_STOP && event->stop_index < 0)
-        count -= count > 0;
-    for (uint32_t i = 0; i < count; i++)
-        add_logprob(turn, &event->logprobs[i]);
 }
 
 /* `data: {HEAD,"choices":[{"index":N,"text":` */
@@ -350,14 +419,31 @@ static base_buf *begin_record(gw_turn *turn)
     return out;
 }
 
-static void end_record(gw_turn *turn, const char *finish)
+static void put_prompt_ids(const gw_turn *turn, base_buf *out)
+{
+    base_buf_puts(out, ",\"prompt_token_ids\":");
+    gw_put_ids(out, turn->prompt.tokens, turn->prompt.token_count);
+}
+
+/* `prompt`: the record brings it, with these entries, if any. */
+static void end_record(gw_turn *turn, const lists *prompt, const char *finish)
 {
     text *t = state(turn);
     base_buf_puts(&t->record, ",\"logprobs\":");
-    if (t->names.length)
-        put_logprobs(t, &t->record);
+    if (t->fresh.names.length || prompt)
+        put_logprobs(&t->record, prompt, &t->fresh);
     else
         base_buf_puts(&t->record, "null");
+    clear_lists(&t->fresh);
+    if (t->return_ids && !t->begun)
+        put_prompt_ids(turn, &t->record);
+    t->begun = true;
+    if (t->ids.length) {
+        base_buf_puts(&t->record, ",\"token_ids\":[");
+        base_buf_add(&t->record, t->ids.data, t->ids.length);
+        base_buf_puts(&t->record, "]");
+        base_buf_clear(&t->ids);
+    }
     if (finish)
         base_buf_printf(&t->record, ",\"finish_reason\":\"%s\"}]", finish);
     else
@@ -366,13 +452,45 @@ static void end_record(gw_turn *turn, const char *finish)
     gw_write_record(turn, &state(turn)->record);
 }
 
+/* Of a stream that scores its prompt. */
+static void tell_echo(gw_turn *turn)
+{
+    state(turn)->offset = state(turn->leader)->prompt_characters;
+    if (!turn->stream || !gw_turn_heard(turn))
+        return;
+    put_echo(turn, begin_record(turn));
+    end_record(turn, &state(turn->leader)->scores, NULL);
+}
+
 static void open_stream(gw_turn *turn)
 {
     gw_turn_stream_begin(turn);
-    for (uint32_t i = 0; i < turn->choice_count && state(turn)->echo; i++) {
+    for (uint32_t i = 0; i < turn->choice_count && state(turn)->echo && !is_scored(turn); i++) {
         put_echo(turn->choices[i], begin_record(turn->choices[i]));
-        end_record(turn->choices[i], NULL);
+        end_record(turn->choices[i], NULL, NULL);
     }
+}
+
+/* Who runs a prompt has its scores later, those who follow, and who has one of one token, now. */
+static void started(gw_turn *turn)
+{
+    if (is_scored(turn) && has_scores(turn))
+        tell_echo(turn);
+}
+
+static void step(gw_turn *turn, const eng_event *event)
+{
+    text *t = state(turn);
+    for (uint32_t i = 0; t->return_ids && turn->stream && i < event->token_count; i++)
+        base_buf_printf(&t->ids, "%s%d", t->ids.length ? "," : "", event->tokens[i]);
+    if (!t->logprobs)
+        return;
+    for (uint32_t i = 0; i < event->prompt_logprob_count; i++)
+        add_scored(turn, event->prompt_logprobs[i].token, &event->prompt_logprobs[i]);
+    if (event->prompt_logprob_count && has_scores(turn))
+        tell_echo(turn);
+    for (uint32_t i = 0; event->logprobs && i < event->token_count; i++)
+        add_entry(turn, &t->fresh, &t->offset, event->logprobs[i].token, &event->logprobs[i]);
 }
 
 static void part(gw_turn *turn, const eng_part *p)
@@ -380,18 +498,19 @@ static void part(gw_turn *turn, const eng_part *p)
     if (!turn->stream || !gw_turn_heard(turn) || p->kind != ENG_PART_TEXT || !p->length)
         return;
     base_buf_json_string(begin_record(turn), p->text, p->length);
-    end_record(turn, NULL);
+    end_record(turn, NULL, NULL);
 }
 
 static const char *finish_reason(const gw_turn *turn)
 {
-    return turn->finish == ENG_FINISH_LENGTH ? "length" : "stop";
+    /* Nothing was asked for with max_tokens 0, so that was reached. */
+    return turn->finish == ENG_FINISH_LENGTH || turn->request.prefill_only ? "length" : "stop";
 }
 
 static void finish_stream(gw_turn *turn)
 {
     base_buf_puts(begin_record(turn), "\"\"");
-    end_record(turn, finish_reason(turn));
+    end_record(turn, NULL, finish_reason(turn));
     if (!gw_turn_all_told(turn))
         return;
     if (state(turn)->include_usage) {
@@ -442,8 +561,18 @@ static void finish_completion(gw_turn *turn)
         base_buf_printf(out, "%s{\"index\":%u,\"text\":", i ? "," : "", i);
         put_text(choice, out);
         base_buf_puts(out, ",\"logprobs\":");
-        put_logprobs(state(choice), out);
-        base_buf_printf(out, ",\"finish_reason\":\"%s\"}", finish_reason(choice));
+        if (state(choice)->logprobs)
+            put_logprobs(out, is_scored(choice) ? &state(choice->leader)->scores : NULL,
+                         &state(choice)->fresh);
+        else
+            base_buf_puts(out, "null");
+        base_buf_printf(out, ",\"finish_reason\":\"%s\"", finish_reason(choice));
+        if (state(choice)->return_ids) {
+            put_prompt_ids(choice, out);
+            base_buf_puts(out, ",\"token_ids\":");
+            gw_put_ids(out, choice->run + choice->lead, choice->run_count - choice->lead);
+        }
+        base_buf_puts(out, "}");
     }
     base_buf_puts(out, "],");
     gw_chat_put_usage(turn, out);
@@ -461,9 +590,11 @@ static void fail(gw_turn *turn, const gw_error_row *row, const char *param, cons
 static void deinit(gw_turn *turn)
 {
     text *t = state(turn);
-    base_buf *bufs[] = {&t->bytes, &t->record, &t->names, &t->values, &t->tops, &t->offsets};
-    for (size_t i = 0; i < sizeof bufs / sizeof *bufs; i++)
-        base_buf_deinit(bufs[i]);
+    base_buf_deinit(&t->bytes);
+    base_buf_deinit(&t->record);
+    base_buf_deinit(&t->ids);
+    free_lists(&t->fresh);
+    free_lists(&t->scores);
 }
 
 static const gw_dialect completions = {
@@ -473,6 +604,7 @@ static const gw_dialect completions = {
     .render = render_completion,
     .choose = choose,
     .open = open_stream,
+    .started = started,
     .step = step,
     .part = part,
     .finish = finish_completion,

@@ -111,6 +111,8 @@ static bool batch_add(gw_batch *batch, const eng_event *event)
     e->event.tokens = copy(arena, event->tokens, event->token_count, sizeof(*event->tokens));
     e->event.logprobs = copy(arena, event->logprobs, event->logprobs ? event->token_count : 0,
                              sizeof(*event->logprobs));
+    e->event.prompt_logprobs = copy(arena, event->prompt_logprobs, event->prompt_logprob_count,
+                                    sizeof(*event->prompt_logprobs));
     eng_part *parts = copy(arena, event->parts, event->part_count, sizeof(*event->parts));
     e->event.parts = parts;
     for (uint32_t i = 0; parts && i < event->part_count; i++)

@@ -50,11 +50,80 @@ await check('logprobs have one entry a token, whole and streamed, and offsets in
   assert.deepEqual(streamed, lists.tokens);
 });
 
+await check('echo with logprobs scores a text: the numbers that its tokens had when they were generated', async () => {
+  const prompt = `The ${word()} of ${word()} said h\u00e9llo to`, ask = { model: 'nano', temperature: 0, logprobs: 2 };
+  const { json: { choices: [made] } } = await post(server.url, '/v1/completions', { ...ask, prompt, max_tokens: 24, return_token_ids: true });
+  const ids = await tokenize(prompt), tokens = [...made.prompt_token_ids, ...made.token_ids];
+  assert.deepEqual(made.prompt_token_ids, ids);
+  assert.equal(made.token_ids.length, made.logprobs.tokens.length);
+  const score = async (more) => (await client.completions.create({ ...ask, echo: true, max_tokens: 1, prompt: tokens, ...more })).choices;
+  const [one] = await score(), lists = one.logprobs;
+  for (const key of Object.keys(lists)) assert.equal(lists[key].length, tokens.length + 1, `${key}: the prompt's and one more`);
+  assert.deepEqual([lists.token_logprobs[0], lists.top_logprobs[0], lists.text_offset[0]], [null, null, 0]);
+  for (const key of ['tokens', 'token_logprobs', 'top_logprobs']) assert.deepEqual(lists[key].slice(ids.length, tokens.length), made.logprobs[key]);
+  assert.equal(one.text.slice(0, prompt.length), prompt);
+  lists.text_offset.slice(0, -1).forEach((at, i) => assert.equal(at, [...lists.tokens.slice(0, i).join('')].length));
+  // Nothing but the prompt; as text; others behind it; streamed; several answers and prompts. Always the same numbers, cached or not.
+  const [none] = await score({ max_tokens: 0 });
+  assert.deepEqual([none.finish_reason, none.text], ['length', await detokenize(tokens)]);
+  const scored = Object.fromEntries(Object.entries(lists).map(([key, list]) => [key, list.slice(0, tokens.length)]));
+  assert.deepEqual(none.logprobs, scored);
+  const half = tokens.slice(0, ids.length), many = await score({ prompt: [tokens, half], n: 2, max_tokens: 3, ignore_eos: true, seed: 5, temperature: 1 });
+  assert.equal(many.length, 4);
+  many.forEach(({ logprobs, text }, i) => {
+    const length = i < 2 ? tokens.length : half.length;
+    for (const key of Object.keys(scored)) assert.deepEqual(logprobs[key].slice(0, length), scored[key].slice(0, length), `${key} of answer ${i}`);
+    assert.equal(logprobs.tokens.length, length + 3);
+    assert.equal(logprobs.text_offset[length], [...(i < 2 ? none.text : prompt)].length);
+    assert.ok(text.startsWith(prompt));
+  });
+  const streamed = { tokens: [], token_logprobs: [], top_logprobs: [], text_offset: [] };
+  let text = '', records = 0, usage;
+  for await (const { choices: [choice], usage: last } of await client.completions.create({ ...ask, echo: true, max_tokens: 1, prompt: tokens, stream: true, stream_options: { include_usage: true } })) {
+    usage = last ?? usage;
+    if (!choice) continue;
+    text += choice.text;
+    records++;
+    for (const key of Object.keys(streamed)) streamed[key].push(...choice.logprobs?.[key] ?? []);
+  }
+  assert.deepEqual([text, streamed], [one.text, lists]);
+  assert.ok(records >= 2 && usage.prompt_tokens === tokens.length && usage.completion_tokens === 1);
+  const [single] = await score({ prompt: [tokens[0]], max_tokens: 0 });
+  assert.deepEqual(single.logprobs.token_logprobs, [null]);
+});
+
+await check('a text that the harness for language models scores: likelihoods of two endings, and which one the model prefers', async () => {
+  // As lm-evaluation-harness asks and reads: one token more than wanted, dropped unread.
+  const score = async (context, ending) => {
+    const { choices: [{ logprobs }] } = await client.completions.create({ model: 'nano', prompt: [...context, ...ending], temperature: 0, max_tokens: 1, logprobs: 1, seed: 1234, echo: true });
+    const values = logprobs.token_logprobs.slice(context.length, -1), tops = logprobs.top_logprobs.slice(context.length, -1);
+    assert.equal(values.length, ending.length);
+    return { sum: values.reduce((a, b) => a + b, 0), greedy: values.every((value, i) => value === Math.max(...Object.values(tops[i]))) };
+  };
+  const context = await tokenize(`Once there was a ${word()}`);
+  const { json: { choices: [made] } } = await post(server.url, '/v1/completions', { model: 'nano', prompt: context, temperature: 0, max_tokens: 5, return_token_ids: true });
+  const own = await score(context, made.token_ids), other = await score(context, await tokenize(word(4)));
+  assert.ok(own.greedy && own.sum < 0 && other.sum < 0);
+  assert.equal((await score(context, made.token_ids)).sum, own.sum, 'the second time, all of it cached, too');
+});
+
+await check('a stream of token ids: the prompt\'s first, then its own, each once', async () => {
+  const prompt = await tokenize(`A ${word()}`), body = { model: 'nano', prompt, temperature: 0, max_tokens: 12, return_token_ids: true };
+  const { json: { choices: [whole] } } = await post(server.url, '/v1/completions', body), made = [];
+  let seen;
+  for await (const { choices: [choice] } of await client.completions.create({ ...body, stream: true })) {
+    assert.equal(choice.prompt_token_ids !== undefined, seen === undefined);
+    seen ??= choice.prompt_token_ids;
+    made.push(...choice.token_ids ?? []);
+  }
+  assert.deepEqual([seen, made], [prompt, whole.token_ids]);
+});
+
 await check('completions refuse by name', async () => {
   const body = { model: 'nano', prompt: 'a', max_tokens: 2 };
   for (const [more, param] of [[{ prompt: '' }, 'prompt'], [{ prompt: [] }, 'prompt'], [{ prompt: [1, 'x'] }, 'prompt[1]'],
     [{ prompt: [99999999] }, 'prompt[0]'], [{ prompt: undefined }, 'prompt'], [{ suffix: 'x' }, 'suffix'], [{ n: 99 }, 'n'], [{ best_of: 2 }, 'best_of'],
-    [{ logprobs: 6 }, 'logprobs'], [{ logprobs: true }, 'logprobs'], [{ echo: true, logprobs: 1 }, 'logprobs'], [{ echo: 1 }, 'echo'], [{ max_tokens: 0 }, 'max_tokens'], [{ model: undefined }, 'model']])
+    [{ logprobs: 6 }, 'logprobs'], [{ logprobs: true }, 'logprobs'], [{ echo: 1 }, 'echo'], [{ max_tokens: -1 }, 'max_tokens'], [{ model: undefined }, 'model']])
     await assert.rejects(client.completions.create({ ...body, ...more }), (e) => e instanceof OpenAI.BadRequestError && e.param === param, JSON.stringify(more));
   const long = Array.from({ length: 40000 }, () => word(1)).join(' ');
   await assert.rejects(client.completions.create({ ...body, prompt: long }), (e) => e.code === 'context_length_exceeded' && e.param === 'prompt');

@@ -24,6 +24,9 @@ typedef struct result {
     int32_t stop_index;
     uint32_t run_tokens;
     uint32_t started, done, parts_after_done;
+    /* Set by those who want them: of the output, and of the prompt in the order they came. */
+    eng_logprob *logprobs, *scores;
+    uint32_t score_count;
 } result;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -37,7 +40,13 @@ static inline void on_event(void *ctx, const eng_event *event)
         r->started++;
     for (uint32_t i = 0; i < event->token_count && r->count < OUTPUT_MAX; i++) {
         r->at_ns[r->count] = base_now_ns();
+        if (r->logprobs != NULL)
+            r->logprobs[r->count] = event->logprobs[i];
         r->tokens[r->count++] = event->tokens[i];
+    }
+    for (uint32_t i = 0; i < event->prompt_logprob_count && r->scores != NULL; i++) {
+        cr_assert_eq(r->count, 0, "a score of the prompt behind output");
+        r->scores[r->score_count++] = event->prompt_logprobs[i];
     }
     for (uint32_t i = 0; i < event->part_count; i++) {
         const eng_part *part = &event->parts[i];

@@ -275,6 +275,129 @@ Test(eng_engine, a_prefill_lists_its_prompt_and_samples_nothing, .timeout = 120)
     eng_destroy(engine);
 }
 
+enum { SCORED_FIRST = 300, SCORED_MORE = 100, SCORED = SCORED_FIRST + SCORED_MORE };
+
+static eng_request scoring(const int32_t *tokens, uint32_t count, result *r, eng_logprob *scores)
+{
+    eng_request req = request(tokens, count, 1, 0, r);
+    req.prompt_logprobs = true;
+    req.sampling.top_logprobs = 3;
+    r->scores = scores;
+    return req;
+}
+
+/* The prompt's logprobs are, to the bit, those its tokens had when they were generated, whatever is
+ * cached, however the prompt is cut, and whatever bends the sampling. */
+Test(eng_engine, a_prompt_is_scored_as_it_was_generated, .timeout = 120)
+{
+    static int32_t tokens[SCORED], other[SCORED];
+    static result generated, beside, results[4];
+    static eng_logprob made[SCORED_MORE], scores[4][SCORED];
+    make_prompt(tokens, SCORED_FIRST, 11);
+    eng_options opts = options();
+    eng_engine *engine = start(&opts);
+    eng_request req = request(tokens, SCORED_FIRST, SCORED_MORE, 0, &generated);
+    req.sampling.ignore_eos = false; /* a ban would change what is left for the others */
+    req.sampling.logprobs = true;
+    req.sampling.top_logprobs = 3;
+    generated.logprobs = made;
+    submit(engine, &req);
+    wait_done(&generated, 1);
+    cr_assert_eq(generated.count, SCORED_MORE);
+    memcpy(tokens + SCORED_FIRST, generated.tokens, SCORED_MORE * sizeof *tokens);
+
+    req = scoring(tokens, SCORED, &results[0], scores[0]); /* all but the end is cached */
+    submit(engine, &req);
+    wait_done(&results[0], 1);
+    cr_assert_eq(results[0].usage.cached_tokens, 0);
+    cr_assert_eq(results[0].usage.output_tokens, 1);
+    cr_assert_eq(results[0].score_count, SCORED - 1);
+    for (uint32_t i = 0; i + 1 < SCORED; i++)
+        cr_assert_eq(scores[0][i].token, tokens[i + 1]);
+    cr_assert_eq(memcmp(scores[0] + SCORED_FIRST - 1, made, sizeof made), 0);
+    /* What it ran is there for others. */
+    run(engine, tokens, SCORED, 1, 0, &results[1]);
+    cr_assert_eq(results[1].usage.cached_tokens, SCORED - 1);
+    check_clean(engine);
+    eng_destroy(engine);
+
+    /* Alone with nothing to follow, and sampled otherwise, beside one that decodes, in chunks. */
+    opts.step_rows_max = 24;
+    opts.prefill_chunk = 7;
+    engine = start(&opts);
+    make_prompt(other, SCORED_FIRST, 12);
+    eng_request decoding = request(other, SCORED_FIRST, SCORED_MORE, 0, &beside);
+    submit(engine, &decoding);
+    req = scoring(tokens, SCORED, &results[2], scores[2]);
+    req.prefill_only = true;
+    submit(engine, &req);
+    eng_bias bias = {tokens[7], 50};
+    req = scoring(tokens, SCORED, &results[3], scores[3]);
+    req.sampling.bias = &bias;
+    req.sampling.bias_count = 1;
+    req.sampling.repetition_penalty = 2;
+    req.sampling.temperature = 2;
+    submit(engine, &req);
+    wait_done(&beside, 1);
+    wait_done(&results[2], 2);
+    cr_assert_eq(results[2].count, 0);
+    cr_assert_eq(results[2].finish, ENG_FINISH_STOP);
+    cr_assert_eq(results[3].count, 1);
+    for (int i = 2; i < 4; i++) {
+        cr_assert_eq(results[i].score_count, SCORED - 1);
+        cr_assert_eq(memcmp(scores[i], scores[0], (SCORED - 1) * sizeof **scores), 0);
+    }
+    /* A prompt of one token has nothing to tell. */
+    req = scoring(tokens, 1, &results[2], scores[2]);
+    submit(engine, &req);
+    wait_done(&results[2], 1);
+    cr_assert_eq(results[2].score_count, 0);
+    cr_assert_eq(results[2].count, 1);
+    check_clean(engine);
+    eng_destroy(engine);
+}
+
+Test(eng_engine, preempted_prompts_are_scored_once, .timeout = 240)
+{
+    enum { COUNT = 700, EACH = 4 };
+    static int32_t prompts[EACH][COUNT];
+    static result alone[EACH], crowded[EACH], young[EACH];
+    static eng_logprob whole[EACH][COUNT], cut[EACH][COUNT];
+    eng_options opts = options();
+    eng_engine *engine = start(&opts);
+    uint64_t page_bytes = eng_get_info(engine)->page_bytes;
+    for (uint32_t i = 0; i < EACH; i++) {
+        make_prompt(prompts[i], COUNT, 150 + i);
+        eng_request req = scoring(prompts[i], COUNT, &alone[i], whole[i]);
+        submit(engine, &req);
+        wait_done(&alone[i], 1);
+    }
+    eng_destroy(engine);
+    /* Those that decode take the pages of those that came later and still run their prompts. */
+    opts.kv_bytes = page_bytes * (2048 / 128 + 4);
+    opts.prefill_chunk = 3;
+    engine = start(&opts);
+    eng_request reqs[EACH];
+    for (uint32_t i = 0; i < EACH; i++) {
+        reqs[i] = request(prompts[i], 20 + i, OUTPUT_MAX, 0, &young[i]);
+        submit(engine, &reqs[i]);
+    }
+    for (uint32_t i = 0; i < EACH; i++) {
+        reqs[i] = scoring(prompts[i], COUNT, &crowded[i], cut[i]);
+        submit(engine, &reqs[i]);
+    }
+    wait_done(young, EACH);
+    wait_done(crowded, EACH);
+    for (uint32_t i = 0; i < EACH; i++) {
+        cr_assert_eq(crowded[i].score_count, COUNT - 1);
+        cr_assert_eq(crowded[i].started, 1);
+        cr_assert_eq(memcmp(cut[i], whole[i], (COUNT - 1) * sizeof **cut), 0);
+        same(&alone[i], &crowded[i], "behind a prompt that was scored");
+    }
+    check_clean(engine);
+    eng_destroy(engine);
+}
+
 /* Several answers to one prompt: it is run once, and each answer is what it would be alone. */
 Test(eng_engine, those_that_follow_find_the_prompt, .timeout = 120)
 {

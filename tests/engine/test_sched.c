@@ -23,6 +23,7 @@ Test(eng_sched, plans_within_limits_and_decodes_first)
             uint32_t need = draw(&dice, 2) == 0 ? 1 : 1 + draw(&dice, 500);
             seqs[i] = (eng_sched_seq){.need = need,
                                       .draft = need == 1 ? draw(&dice, 8) : 0,
+                                      .picks_all = draw(&dice, 4) == 0,
                                       .arrival = draw(&dice, 1000)};
             decoding |= need == 1;
         }
@@ -37,7 +38,7 @@ Test(eng_sched, plans_within_limits_and_decodes_first)
                 picks += seq->rows;
             } else {
                 cr_assert_leq(seq->rows, seq->need);
-                picks += seq->rows == seq->need;
+                picks += seq->picks_all ? seq->rows : seq->rows == seq->need;
                 prefill += seq->rows;
             }
         }
