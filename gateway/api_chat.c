@@ -23,12 +23,13 @@
 #include "gateway/structured.h"
 #include "gateway/logprob.h"
 
-static const gw_tool_form tool_form = {
+const gw_tool_form gw_chat_tools = {
     .inner = "function", .schema = "parameters", .strict = true, .custom = true};
 
 typedef struct chat {
     bool include_usage, continuous_usage, keepalive_chunk, return_token_ids, logprobs;
     bool reasoning_too; /* the client reads `reasoning` */
+    eng_text echo;      /* of what is to be kept, without its end; the first choice's */
     base_buf head;      /* of every record, up to `"choices":`; the first choice's */
     base_buf record;    /* scratch */
     base_buf ids;       /* token ids that no record has carried yet, "1,2,3" */
@@ -362,33 +363,41 @@ static base_code read_output(gw_turn *turn, base_err *err)
     return BASE_OK;
 }
 
-/* What a stored completion's object repeats of its request, and which turns its choices are. */
-static const char *make_echo(const gw_turn *first)
+/* What a stored completion's object repeats of its request, as it was written. */
+static base_code begin_echo(gw_turn *turn, base_err *err)
 {
     static const char *const names[] = {
         "model",       "tools", "tool_choice",      "response_format",
         "temperature", "top_p", "presence_penalty", "frequency_penalty",
         "user"};
-    json_t *echo = json_object(), *choices = json_array();
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        json_object_set(echo, names[i], json_object_get(first->json, names[i]));
-    json_object_set_new(echo, "request_id", json_string(first->request_id));
-    for (uint32_t i = 0; i < first->answer_count; i++)
-        json_array_append_new(choices, json_string(first->choices[i]->id.text));
-    json_object_set_new(echo, "choices", choices);
-    char *text = json_dumps(echo, JSON_COMPACT);
-    const char *kept = text ? base_arena_copy(first->arena, text, strlen(text)) : NULL;
-    free(text);
-    json_decref(echo);
-    return kept;
+    base_buf out;
+    eng_text raw;
+    base_buf_init(&out, 0);
+    base_buf_printf(&out, "{\"request_id\":\"%s\"", turn->request_id);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (!gw_body_member(&raw, turn->body, turn->body_length, names[i]))
+            continue;
+        base_buf_printf(&out, ",\"%s\":", names[i]);
+        gw_put_raw(&out, raw);
+    }
+    return gw_keep(turn, &state(turn)->echo, &out, err);
 }
 
-static base_code keep_echo(gw_turn *first, base_err *err)
+/* And which turns its choices are, once they are all there. */
+static base_code end_echo(gw_turn *first, base_err *err)
 {
+    eng_text whole = state(first)->echo;
+    base_buf out;
     if (first->retention != GW_RETAIN_KEPT)
         return BASE_OK;
-    first->echo = make_echo(first);
-    return first->echo ? BASE_OK : gw_no_memory(err);
+    base_buf_init(&out, 0);
+    base_buf_add(&out, whole.data, whole.length);
+    for (uint32_t i = 0; i < first->answer_count; i++)
+        base_buf_printf(&out, "%s\"%s\"", i ? "," : ",\"choices\":[", first->choices[i]->id.text);
+    base_buf_puts(&out, "]}");
+    GW_TRY(gw_keep(first, &whole, &out, err));
+    first->echo = whole.data;
+    return BASE_OK;
 }
 
 base_code gw_chat_parse(gw_turn *turn, base_err *err)
@@ -403,8 +412,8 @@ base_code gw_chat_parse(gw_turn *turn, base_err *err)
     GW_TRY(gw_keep_raw(turn, &tools, "tools", err));
     GW_TRY(gw_parse_body(turn, err));
     GW_TRY(read_messages(turn, err));
-    GW_TRY(gw_read_tools(turn, &tool_form, tools, err));
-    GW_TRY(gw_read_tool_choice(turn, &tool_form, err));
+    GW_TRY(gw_read_tools(turn, &gw_chat_tools, tools, err));
+    GW_TRY(gw_read_tool_choice(turn, &gw_chat_tools, err));
     GW_TRY(read_lengths(turn, err));
     GW_TRY(gw_read_sampling(turn, err));
     GW_TRY(read_logprobs(turn, err));
@@ -412,7 +421,9 @@ base_code gw_chat_parse(gw_turn *turn, base_err *err)
     GW_TRY(read_retention(turn, err));
     GW_TRY(read_hints(turn, err));
     GW_TRY(read_output(turn, err));
-    return turn->answer_count == 1 ? keep_echo(turn, err) : BASE_OK;
+    if (turn->retention == GW_RETAIN_KEPT)
+        GW_TRY(begin_echo(turn, err));
+    return turn->answer_count == 1 ? end_echo(turn, err) : BASE_OK;
 }
 
 static base_code choose(gw_turn *turn, base_err *err)
@@ -430,7 +441,7 @@ static base_code choose(gw_turn *turn, base_err *err)
     turn->state_of_dialect = c;
     if (turn->retention == GW_RETAIN_KEPT)
         turn->echo = "{}"; /* the first one's tells all, once all are there */
-    return turn->choice + 1 == turn->first->answer_count ? keep_echo(turn->first, err) : BASE_OK;
+    return turn->choice + 1 == turn->first->answer_count ? end_echo(turn->first, err) : BASE_OK;
 }
 
 base_code gw_chat_check(gw_turn *turn, base_err *err)

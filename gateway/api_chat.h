@@ -5,11 +5,14 @@
 #pragma once
 #include "gateway/app.h"
 #include "gateway/server.h"
-#include "gateway/turn.h"
+#include "gateway/dialect.h"
 
 /* Takes the exchange: authenticates, answers now or later, counts the request in the metrics.
  * Method, media type and Host were checked by the router. Thread: the exchange's loop. */
 void gw_api_chat_handle(gw_app *app, gw_exchange *exchange);
+
+/* How tools are written here and by those that take the same form. */
+extern const gw_tool_form gw_chat_tools;
 
 /* For dialects that take the same bodies, or some of their fields. Parse and check: worker. */
 base_code gw_chat_parse(gw_turn *turn, base_err *err);

@@ -49,25 +49,6 @@ static void put_dump(base_buf *out, const json_t *value)
     free(text);
 }
 
-/* A call as the client got it. */
-static void put_call(base_buf *out, const json_t *made, const json_t *tools)
-{
-    const json_t *function = json_object_get(made, "function");
-    eng_text id = gw_text_of_json(json_object_get(made, "id"));
-    eng_text name = gw_text_of_json(json_object_get(function, "name"));
-    eng_text arguments = gw_text_of_json(json_object_get(function, "arguments"));
-    gw_turn_call one = {0};
-    base_buf_add(&one.name, name.data, name.length);
-    gw_call_named(&one, tools);
-    gw_call_add(&one, arguments.data, arguments.length);
-    base_buf_puts(out, "{\"id\":");
-    gw_put_string(out, id.data, id.length);
-    gw_put_call_body(out, &one);
-    base_buf_puts(out, "}");
-    out->failed |= gw_call_failed(&one);
-    gw_call_deinit(&one);
-}
-
 static void put_choice(base_buf *out, const gw_completion *choice, size_t index,
                        const json_t *tools)
 {
@@ -93,7 +74,7 @@ static void put_choice(base_buf *out, const gw_completion *choice, size_t index,
     }
     for (size_t i = 0; i < json_array_size(calls); i++) {
         base_buf_puts(out, i ? "," : ",\"tool_calls\":[");
-        put_call(out, json_array_get(calls, i), tools);
+        gw_put_made_call(out, json_array_get(calls, i), tools);
     }
     base_buf_puts(out, json_array_size(calls) ? "]}}" : "}}");
     json_decref(answer);
@@ -103,7 +84,8 @@ static void put_choice(base_buf *out, const gw_completion *choice, size_t index,
 static base_code put(call *c, const gw_completion *first, base_err *err)
 {
     base_buf *out = &c->out;
-    json_t *echo = json_loads(first->echo, JSON_ALLOW_NUL, NULL), *value;
+    json_t *echo = NULL, *value;
+    GW_TRY(gw_body_parse(&echo, first->echo, strlen(first->echo), err));
     const json_t *turns = json_object_get(echo, "choices"), *tools = json_object_get(echo, "tools");
     eng_usage usage = first->usage;
     base_code code = BASE_OK;
@@ -112,10 +94,11 @@ static base_code put(call *c, const gw_completion *first, base_err *err)
                     first->turn.text + strlen("turn_"), (long long)(first->created_ms / 1000));
     json_object_foreach(echo, name, value)
     {
-        if (value == turns)
+        eng_text raw;
+        if (value == turns || !gw_body_member(&raw, first->echo, strlen(first->echo), name))
             continue;
         base_buf_printf(out, ",\"%s\":", name);
-        put_dump(out, value);
+        base_buf_add(out, raw.data, raw.length);
     }
     base_buf_printf(out,
                     ",\"seed\":%llu,\"service_tier\":\"default\",\"metadata\":%s,\"choices\":[",
@@ -234,14 +217,15 @@ static base_code erase(call *c, base_err *err)
 {
     gw_completion row;
     GW_TRY(find(c, &row, err));
-    json_t *echo = json_loads(row.echo, JSON_ALLOW_NUL, NULL);
+    json_t *echo = NULL;
+    GW_TRY(gw_body_parse(&echo, row.echo, strlen(row.echo), err));
     const json_t *turns = json_object_get(echo, "choices");
     base_code code = gw_completion_update(c->app->ledger, c->tenant, c->turn.text, NULL, err);
     /* The first one last: as long as it is there, a delete that was cut can be done again. */
     for (size_t i = json_array_size(turns); i-- > 0 && !code;) {
         const char *turn = json_string_value(json_array_get(turns, i));
         base_err why = BASE_ERR_INIT;
-        code = gw_ledger_forget(c->app->ledger, c->tenant, turn ? turn : "", &why);
+        code = gw_ledger_forget(c->app->ledger, c->tenant, "chat", turn ? turn : "", &why);
         if (code == BASE_NOT_FOUND && i > 0)
             code = BASE_OK;
         else if (code)

@@ -197,27 +197,21 @@ static base_code read_previous(gw_turn *turn, gw_item_list *list, base_err *err)
     GW_TRY(gw_read_name(&id, turn->json, "", "previous_response_id", GW_NAME_BYTES_MAX, err));
     if (!id)
         return BASE_OK;
-    gw_id name;
     gw_turn_row row;
     base_err why = BASE_ERR_INIT;
-    base_code code = gw_response_turn(&name, id) ? BASE_OK : BASE_NOT_FOUND;
+    base_code code =
+        gw_response_read(&row, turn->app->ledger, turn->identity.tenant, id, turn->arena, &why);
     if (!code)
-        code = gw_ledger_turn(turn->app->ledger, &row, turn->identity.tenant, name.text,
-                              turn->arena, &why);
-    if (!code && row.echo)
-        code = gw_ledger_items(turn->app->ledger, &items, &count, turn->identity.tenant, name.text,
-                               turn->arena, &why);
-    if (code == BASE_NOT_FOUND || (!code && !row.echo)) {
+        code = gw_ledger_items(turn->app->ledger, &items, &count, turn->identity.tenant,
+                               row.turn.text, turn->arena, &why);
+    if (code == BASE_NOT_FOUND) {
         return gw_turn_reject(turn, err, 400, "invalid_request_error",
                               "previous_response_not_found", "previous_response_id",
                               "Previous response with id '%.*s' not found.", gw_shown(id, 64), id);
     }
     if (code)
         return base_fail(err, code, "%s", why.text);
-    json_t *echo = json_loads(row.echo, JSON_ALLOW_NUL, NULL);
-    uint32_t first = json_string_length(json_object_get(echo, "instructions")) ? 1 : 0;
-    json_decref(echo);
-    for (uint32_t i = first; i < count; i++)
+    for (uint32_t i = gw_response_first_item(&row); i < count; i++)
         GW_TRY(gw_items_add_stored(list, items[i], err));
     return BASE_OK;
 }
@@ -318,15 +312,16 @@ base_code gw_responses_load(gw_turn *turn, base_err *err)
 
 /* ---- what the response repeats of the request ---- */
 
-/* The client's own value, or what stands for its absence. */
+/* The client's own value as it was written, or what stands for its absence. */
 static void put_member(base_buf *out, const gw_turn *turn, const char *name, const char *absent)
 {
     const json_t *value = json_object_get(turn->json, name);
-    char *text =
-        value && !json_is_null(value) ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
+    eng_text raw;
     base_buf_printf(out, ",\"%s\":", name);
-    base_buf_puts(out, text ? text : absent);
-    free(text);
+    if (value && !json_is_null(value) && gw_body_member(&raw, turn->body, turn->body_length, name))
+        gw_put_raw(out, raw);
+    else
+        base_buf_puts(out, absent);
 }
 
 static base_code make_echo(gw_turn *turn, base_err *err)
@@ -803,7 +798,7 @@ void gw_responses_deinit(gw_turn *turn)
 }
 
 static const gw_dialect dialect = {
-    .name = "responses",
+    .name = GW_RESPONSES,
     .route = "/v1/responses",
     .parse = gw_responses_parse,
     .load = gw_responses_load,
@@ -847,7 +842,7 @@ static void finish_count(gw_turn *turn)
 }
 
 static const gw_dialect counting = {
-    .name = "responses",
+    .name = GW_RESPONSES,
     .route = "/v1/responses/input_tokens",
     .parse = parse_count,
     .load = gw_responses_load,

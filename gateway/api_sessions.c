@@ -205,7 +205,7 @@ static base_code create(call *c, base_err *err)
     c->row = plan.error_row;
     GW_TRY(code);
     GW_TRY(gw_read_metadata(&plan, err));
-    GW_TRY(gw_read_tools(&plan, &gw_session_tools, tools, err));
+    GW_TRY(gw_read_tools(&plan, &gw_chat_tools, tools, err));
     eng_text system = {0};
     GW_TRY(gw_read_text(&system, c->json, "", "system", err));
     base_buf json;

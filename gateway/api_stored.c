@@ -86,7 +86,7 @@ static base_code check_background(fetch *f, base_err *err)
 static base_code forget(fetch *f, const char *turn, base_err *err)
 {
     base_err why = BASE_ERR_INIT;
-    base_code code = gw_ledger_forget(f->app->ledger, f->tenant, turn, &why);
+    base_code code = gw_ledger_forget(f->app->ledger, f->tenant, GW_RESPONSES, turn, &why);
     if (code == BASE_NOT_FOUND)
         code = gw_stream_forget(f->app->ledger, f->tenant, turn, err);
     else if (code)
@@ -106,7 +106,7 @@ static void put_items(json_t *list, const json_t *item, const char *digits, size
     char id[96];
     bool tool = role && strcmp(role, "tool") == 0, said = role && strcmp(role, "assistant") == 0;
     if (tool) {
-        snprintf(id, sizeof id, "fco_%s_%zu", digits, at);
+        snprintf(id, sizeof id, "fco_%.24s_%zu", digits, at);
         const char *call = json_string_value(json_array_get(open, 0));
         json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:s,s:s%}", "id", id, "type",
                                               "function_call_output", "status", "completed",
@@ -116,7 +116,7 @@ static void put_items(json_t *list, const json_t *item, const char *digits, size
         return;
     }
     if (!said || json_string_length(text)) {
-        snprintf(id, sizeof id, "msg_%s_in%zu", digits, at);
+        snprintf(id, sizeof id, "msg_%.24s_in%zu", digits, at);
         json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:s,s:[{s:s,s:s%}]}", "id", id, "type",
                                               "message", "status", "completed", "role",
                                               role ? role : "user", "content", "type",
@@ -129,7 +129,7 @@ static void put_items(json_t *list, const json_t *item, const char *digits, size
         const char *name = json_string_value(json_object_get(fn, "name"));
         const char *arguments = json_string_value(json_object_get(fn, "arguments"));
         const char *call_id = json_string_value(json_object_get(call, "id"));
-        snprintf(id, sizeof id, "fc_%s_in%zu_%zu", digits, at, i);
+        snprintf(id, sizeof id, "fc_%.24s_in%zu_%zu", digits, at, i);
         json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:s,s:s,s:s}", "id", id, "type",
                                               "function_call", "status", "completed", "call_id",
                                               call_id ? call_id : "", "name", name ? name : "",
@@ -138,26 +138,22 @@ static void put_items(json_t *list, const json_t *item, const char *digits, size
     }
 }
 
-static base_code list_items(fetch *f, const char *turn, base_err *err)
+static base_code list_items(fetch *f, base_err *err)
 {
     gw_turn_row row;
     char **items;
     uint32_t count;
-    GW_TRY(gw_ledger_turn(f->app->ledger, &row, f->tenant, turn, f->arena, err));
-    if (!row.echo)
-        return base_fail(err, BASE_NOT_FOUND, "there is no such response");
-    GW_TRY(gw_ledger_items(f->app->ledger, &items, &count, f->tenant, turn, f->arena, err));
-    json_t *echo = json_loads(row.echo, JSON_ALLOW_NUL, NULL), *list = json_array(),
-           *open = json_array();
-    uint32_t first = json_string_length(json_object_get(echo, "instructions")) ? 1 : 0;
+    GW_TRY(gw_response_read(&row, f->app->ledger, f->tenant, f->response, f->arena, err));
+    GW_TRY(
+        gw_ledger_items(f->app->ledger, &items, &count, f->tenant, row.turn.text, f->arena, err));
+    json_t *list = json_array(), *open = json_array();
     uint32_t last = count - (row.answer && count ? 1 : 0);
-    for (uint32_t i = first; i < last; i++) {
+    for (uint32_t i = gw_response_first_item(&row); i < last; i++) {
         json_t *item = json_loads(items[i], JSON_ALLOW_NUL, NULL);
-        put_items(list, item, turn + strlen("turn_"), i, open);
+        put_items(list, item, row.turn.text + strlen("turn_"), i, open);
         json_decref(item);
     }
     base_code code = gw_page_put(&f->page, &f->out, list, err);
-    json_decref(echo);
     json_decref(list);
     json_decref(open);
     return code;
@@ -171,7 +167,7 @@ static base_code fetch_work(fetch *f, base_err *err)
     if (f->kind == FETCH_DELETE)
         return forget(f, turn.text, err);
     if (f->kind == FETCH_ITEMS)
-        return list_items(f, turn.text, err);
+        return list_items(f, err);
     if (f->kind == FETCH_CANCEL)
         GW_TRY(check_background(f, err));
     return play(f, err);

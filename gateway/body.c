@@ -140,6 +140,22 @@ bool gw_body_member(eng_text *out, const char *text, size_t length, const char *
     return found;
 }
 
+void gw_put_raw(base_buf *out, eng_text json)
+{
+    const char *text = json.data;
+    for (size_t at = 0, end; at < json.length; at = end) {
+        end = at + 1;
+        if (text[at] == '"') {
+            while ((end = gw_next_mark(text, end, json.length)) < json.length && text[end] == '\\')
+                end += 2;
+            end = base_min(end + 1, json.length);
+        } else if (strchr(" \t\r\n", text[at])) {
+            continue;
+        }
+        base_buf_add(out, text + at, end - at);
+    }
+}
+
 static size_t digits_at(const char *text, size_t at, size_t length)
 {
     while (at < length && text[at] >= '0' && text[at] <= '9')
@@ -172,63 +188,82 @@ static bool is_number(const char *text, size_t length, bool *integer)
     return at == length;
 }
 
-/* Rewrites one number in its own place if jansson would refuse it for its size. */
-static void mend_number(char *text, size_t length)
+/* Whether jansson would refuse a number for its size: an integer of more than 18 digits, or one
+ * that no double holds. `exponent` is what it has as a double. */
+static bool is_too_large(const char *text, size_t length, unsigned *exponent)
 {
     bool integer;
-    if (!is_number(text, length, &integer))
-        return;
-    size_t sign = text[0] == '-';
-    size_t digits = length - sign;
-    if (integer && digits <= 18)
-        return;
-    unsigned exponent = 308;
+    size_t digits = length - (text[0] == '-');
+    if (digits < 5 || !is_number(text, length, &integer))
+        return false;
+    *exponent = 308;
     if (integer) {
-        exponent = (unsigned)base_min(digits - 1, 308);
-    } else {
-        /* Terminated for strtod by hand: the next byte is a delimiter of the JSON text, which
-         * strtod stops at, and the body itself is terminated by its owner. */
-        double value = strtod(text, NULL);
-        if (isfinite(value) || digits < 5)
-            return;
+        *exponent = (unsigned)base_min(digits - 1, 308);
+        return digits > 18;
     }
-    /* "d" "e" and the exponent padded with zeros to the same width; the leading digit keeps the
-     * magnitude unless that would overflow. */
-    char leading = exponent == 308 || text[sign] == '0' ? '1' : text[sign];
-    text[sign] = leading;
-    text[sign + 1] = 'e';
-    char tail[16];
-    snprintf(tail, sizeof(tail), "%03u", exponent);
-    memset(text + sign + 2, '0', digits - 2);
-    memcpy(text + length - 3, tail, 3);
+    /* The next byte is a delimiter of the JSON text, which strtod stops at, or the text's end. */
+    return !isfinite(strtod(text, NULL));
 }
 
-static void mend_numbers(char *text, size_t length)
+/* The next such number from `at` on: its length, 0 if there is none. */
+static size_t next_too_large(const char *text, size_t *at, size_t length, unsigned *exponent)
 {
-    for (size_t at = 0; at < length;) {
-        char c = text[at];
+    while (*at < length) {
+        char c = text[*at];
         if (c == '"') {
-            at++;
-            while ((at = gw_next_mark(text, at, length)) < length && text[at] == '\\')
-                at += 2;
-            at++;
+            ++*at;
+            while ((*at = gw_next_mark(text, *at, length)) < length && text[*at] == '\\')
+                *at += 2;
+            ++*at;
         } else if (c == '-' || (c >= '0' && c <= '9')) {
-            size_t begin = at;
-            while (at < length && text[at] != '\0' && strchr("+-.eE0123456789", text[at]))
-                at++;
-            if (at - begin >= 5)
-                mend_number(text + begin, at - begin);
+            size_t size = 0;
+            while (*at + size < length && text[*at + size] != '\0' &&
+                   strchr("+-.eE0123456789", text[*at + size]))
+                size++;
+            if (is_too_large(text + *at, size, exponent))
+                return size;
+            *at += size;
         } else {
-            at++;
+            ++*at;
         }
     }
+    return 0;
 }
 
-base_code gw_body_parse(json_t **out, char *text, size_t length, base_err *err)
+/* The text with such numbers as nearby doubles of the same width; to be freed. */
+static char *mend_numbers(const char *text, size_t length, size_t at, size_t size,
+                          unsigned exponent)
 {
-    mend_numbers(text, length);
+    char *out = malloc(length + 1), tail[16];
+    if (!out)
+        return NULL;
+    memcpy(out, text, length);
+    out[length] = '\0';
+    for (; size; at += size, size = next_too_large(text, &at, length, &exponent)) {
+        /* "d" "e" and the exponent padded with zeros to the same width; the leading digit keeps the
+         * magnitude unless that would overflow. */
+        char *to = out + at + (text[at] == '-');
+        size_t digits = size - (text[at] == '-');
+        to[0] = exponent == 308 || to[0] == '0' ? '1' : to[0];
+        to[1] = 'e';
+        snprintf(tail, sizeof(tail), "%03u", exponent);
+        memset(to + 2, '0', digits - 2);
+        memcpy(to + digits - 3, tail, 3);
+    }
+    return out;
+}
+
+base_code gw_body_parse(json_t **out, const char *text, size_t length, base_err *err)
+{
+    size_t at = 0;
+    unsigned exponent;
+    size_t size = next_too_large(text, &at, length, &exponent);
+    char *mended = size ? mend_numbers(text, length, at, size, exponent) : NULL;
+    if (size && !mended)
+        return base_fail(err, BASE_NOMEM, "no memory to parse the body");
     json_error_t error;
-    json_t *root = json_loadb(text, length, JSON_ALLOW_NUL, &error);
+    json_t *root = json_loadb(mended ? mended : text, length, JSON_ALLOW_NUL, &error);
+    free(mended);
     if (!root) {
         if (json_error_code(&error) == json_error_out_of_memory)
             return base_fail(err, BASE_NOMEM, "no memory to parse the body");

@@ -10,7 +10,8 @@
  * name it is refused, as C strings could not hold it. Names, ids and models with NUL are refused by
  * the readers.
  *   - An integer beyond 64 bits or a number beyond doubles becomes a nearby double in jansson's
- * tree; tools and schemas are taken as raw text before that, so their numbers keep every digit.
+ * tree; what is given back or told to the model (tools, schemas) is taken from the text, where its
+ * numbers keep every digit.
  *   - Bytes that are not UTF-8 are refused: nobody can say what was meant, and the model's text
  * would not be what was sent.
  *   - Duplicate member names: the last one wins, as in JavaScript and Python.
@@ -35,9 +36,12 @@ base_code gw_body_mend(char *text, size_t length, uint32_t depth_max, base_err *
 /* The raw bytes of a member of the top-level object, after gw_body_mend; the last one of that name.
  * False if it is absent. */
 bool gw_body_member(eng_text *out, const char *text, size_t length, const char *name);
-/* Parses what gw_body_mend passed; out-of-range numbers are rewritten in place first. The tree is
- * the caller's (json_decref). BASE_INVALID if it is not one JSON object. */
-base_code gw_body_parse(json_t **out, char *text, size_t length, base_err *err);
+/* Parses what gw_body_mend passed, or what was written from such; out-of-range numbers are nearby
+ * doubles in the tree, which is the caller's (json_decref). text[length] is 0. BASE_INVALID if it
+ * is not one JSON object. */
+base_code gw_body_parse(json_t **out, const char *text, size_t length, base_err *err);
+/* Appends JSON that is well formed, without the white space between its tokens. */
+void gw_put_raw(base_buf *out, eng_text json);
 
 /* Readers: absent and null leave `out` as it is and return BASE_OK. A wrong type or a value out of
  * bounds is BASE_INVALID with the path in err->param. `path` is the path of the object, "" at the

@@ -880,6 +880,26 @@ void gw_put_calls(base_buf *out, const gw_turn *turn)
     base_buf_puts(out, turn->call_count ? "]" : "");
 }
 
+void gw_put_made_call(base_buf *out, const json_t *made, const json_t *tools)
+{
+    const json_t *function = json_object_get(made, "function");
+    eng_text id = gw_text_of_json(json_object_get(made, "id"));
+    eng_text name = gw_text_of_json(json_object_get(function, "name"));
+    eng_text arguments = gw_text_of_json(json_object_get(function, "arguments"));
+    gw_turn_call one = {0};
+    const char *type = json_string_value(json_object_get(made, "type"));
+    base_buf_add(&one.name, name.data, name.length);
+    one.custom = type && strcmp(type, "custom") == 0;
+    gw_call_named(&one, tools);
+    gw_call_add(&one, arguments.data, arguments.length);
+    base_buf_puts(out, "{\"id\":");
+    gw_put_string(out, id.data, id.length);
+    gw_put_call_body(out, &one);
+    base_buf_puts(out, "}");
+    out->failed |= gw_call_failed(&one);
+    gw_call_deinit(&one);
+}
+
 void gw_tell_calls(gw_turn *turn)
 {
     if (!turn->call_count)
@@ -888,6 +908,13 @@ void gw_tell_calls(gw_turn *turn)
     base_buf_init(&out, 0);
     for (uint32_t i = 0; i < turn->call_count; i++)
         base_buf_printf(&out, "%s\"%s\"", i ? "," : "{\"calls\":[", turn->calls[i].id.text);
+    bool any = false;
+    for (uint32_t i = 0; i < turn->call_count; i++) {
+        if (!turn->calls[i].custom)
+            continue;
+        base_buf_printf(&out, any ? ",%u" : "],\"custom\":[%u", i);
+        any = true;
+    }
     base_buf_puts(&out, "]}");
     turn->told = out.failed ? NULL : base_arena_copy(turn->arena, out.data, out.length);
     turn->lossy |= !turn->told;

@@ -39,8 +39,8 @@ base_code gw_keep(gw_turn *turn, eng_text *out, base_buf *buf, base_err *err);
 
 /* ---- the body ---- */
 
-/* The raw text of the array of that name, copied: gw_body_parse may rewrite numbers. "[]" if there
- * is none. */
+/* The raw text of the array of that name, copied: the body goes before the turn. "[]" if there is
+ * none. */
 base_code gw_keep_raw(gw_turn *turn, eng_text *out, const char *name, base_err *err);
 /* Parses the body into turn->json and reads `model`, which must be there. */
 base_code gw_parse_body(gw_turn *turn, base_err *err);
@@ -136,8 +136,11 @@ double gw_shown_logprob(float logprob);
 void gw_put_calls(base_buf *out, const gw_turn *turn);
 /* `,"type":…,"function":{…}` of one of them. */
 void gw_put_call_body(base_buf *out, const gw_turn_call *call);
-/* The ids of the answer's calls for gw_commit.told: what turns that said the same do not share. For
- * `ending`. */
+/* A call of one of the ledger's items as the client got it: it is a custom tool's if it says so or
+ * `tools` does, the client's list, NULL: none. */
+void gw_put_made_call(base_buf *out, const json_t *made, const json_t *tools);
+/* For gw_commit.told, what turns that said the same do not share: the ids of the answer's calls,
+ * and which are custom tools'. For `ending`. */
 void gw_tell_calls(gw_turn *turn);
 /* True if the answer has a whole call. */
 bool gw_turn_called(const gw_turn *turn);

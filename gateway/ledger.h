@@ -263,8 +263,9 @@ typedef struct gw_turn_row {
     gw_cache_note cache;
     uint64_t seed;
     int64_t created_ms, ended_ms;
-    char *answer; /* JSON of the assistant item, NULL if not kept */
-    char *echo;   /* NULL if not kept, or forgotten */
+    const char *dialect; /* in the arena */
+    char *answer;        /* JSON of the assistant item, NULL if not kept */
+    char *echo;          /* NULL if not kept, or forgotten */
 } gw_turn_row;
 /* BASE_NOT_FOUND for unknown ids and other tenants' alike. */
 base_code gw_ledger_turn(gw_ledger *ledger, gw_turn_row *out, int64_t tenant, const char *turn,
@@ -278,8 +279,10 @@ base_code gw_ledger_items(gw_ledger *ledger, char ***out, uint32_t *count, int64
                           const char *turn, base_arena *arena, base_err *err);
 /* The turn leaves the disk with all that only it held, the cached turns that build on it and its
  * pages; no byte of it is left in any file then. What a kept turn builds on stays until that one
- * leaves, but is no longer found. BASE_NOT_FOUND if there is no such turn with an echo. Blocks. */
-base_code gw_ledger_forget(gw_ledger *ledger, int64_t tenant, const char *turn, base_err *err);
+ * leaves, but is no longer found. BASE_NOT_FOUND if there is no such turn of `dialect` with an
+ * echo. Blocks. */
+base_code gw_ledger_forget(gw_ledger *ledger, int64_t tenant, const char *dialect, const char *turn,
+                           base_err *err);
 
 typedef struct gw_ledger_stats {
     uint64_t commits, transactions, failures;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/base/num.h"
+#include "gateway/body.h"
 #include "gateway/ledger_internal.h"
 #include "gateway/ledger_stream.h"
 
@@ -93,7 +94,10 @@ base_code gw_completion_read(gw_ledger *ledger, gw_completion *out, int64_t tena
 static json_t *column_json(sqlite3_stmt *s, int at)
 {
     const char *text = (const char *)sqlite3_column_text(s, at);
-    return text ? json_loads(text, JSON_ALLOW_NUL, NULL) : NULL;
+    json_t *json = NULL;
+    if (text)
+        gw_body_parse(&json, text, strlen(text), NULL);
+    return json;
 }
 
 static bool fits(sqlite3_stmt *s, const gw_completion_query *query)

@@ -88,7 +88,8 @@ static const char *const sql_text[GW_SQL_COUNT] = {
         "t.prompt_tokens, t.cached_tokens, t.restored_tokens, t.output_tokens, t.reasoning_tokens, "
         "t.drafted, "
         "t.accepted, t.engine_steps, t.queue_us, t.prefill_us, t.ttft_us, t.decode_us, "
-        "t.created_ms, t.node, t.ended_ms, t.echo, t.reason, t.lost, t.diff_item, t.diff_token "
+        "t.created_ms, t.node, t.ended_ms, t.echo, t.reason, t.lost, t.diff_item, t.diff_token, "
+        "t.dialect "
         "FROM turns t LEFT JOIN sessions s ON s.id=t.session LEFT JOIN turns p ON p.id=t.parent "
         "WHERE t.public_key=?1 AND t.public=?2 AND t.tenant=?3",
     [GW_SQL_TURN_UP] =
@@ -100,9 +101,10 @@ static const char *const sql_text[GW_SQL_COUNT] = {
     [GW_SQL_ITEM_UP] =
         "SELECT n.parent, i.kind, i.data, i.sum FROM nodes n JOIN items i ON i.id=n.item WHERE "
         "n.id=?1",
-    [GW_SQL_TURN_FORGET] = "UPDATE turns SET echo=NULL, sum=NULL, retention=1, expires_ms=0 WHERE "
-                           "public_key=?1 AND public=?2 AND tenant=?3 AND echo IS NOT NULL "
-                           "RETURNING id",
+    [GW_SQL_TURN_FORGET] =
+        "UPDATE turns SET echo=NULL, sum=NULL, retention=1, expires_ms=0 WHERE "
+        "public_key=?1 AND public=?2 AND tenant=?3 AND dialect=?4 AND echo IS NOT "
+        "NULL RETURNING id",
     /* The salt is the group's where tenants share pages. */
     [GW_SQL_TENANTS] = "SELECT t.id, t.name, ifnull(g.salt, t.salt), g.name FROM tenants t LEFT "
                        "JOIN groups g ON g.id=t.sharing ORDER BY t.id",

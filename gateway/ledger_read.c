@@ -151,6 +151,9 @@ static base_code read_turn(gw_db *c, gw_turn_row *out, int64_t tenant, const cha
     out->cache.diff_item =
         sqlite3_column_type(s, 27) == SQLITE_NULL ? -1 : sqlite3_column_int(s, 27);
     out->cache.diff_token = (uint32_t)sqlite3_column_int64(s, 28);
+    if (sqlite3_column_type(s, 29) == SQLITE_TEXT)
+        out->dialect =
+            base_arena_copy(arena, sqlite3_column_text(s, 29), (size_t)sqlite3_column_bytes(s, 29));
     sqlite3_reset(s);
     if (!good)
         return base_fail(err, BASE_FORMAT, "the steps of turn row %lld are damaged",

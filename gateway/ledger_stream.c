@@ -169,6 +169,12 @@ char *gw_item_with_calls(char *item, const char *text_told, base_arena *arena)
     json_t *calls = json_object_get(tree, "tool_calls");
     for (size_t i = 0; i < json_array_size(calls) && i < json_array_size(ids); i++)
         json_object_set(json_array_get(calls, i), "id", json_array_get(ids, i));
+    const json_t *custom = json_object_get(told, "custom");
+    for (size_t i = 0; i < json_array_size(custom); i++) {
+        json_int_t which = json_integer_value(json_array_get(custom, i));
+        json_object_set_new(json_array_get(calls, which < 0 ? 0 : (size_t)which), "type",
+                            json_string("custom"));
+    }
     char *text = tree ? json_dumps(tree, JSON_COMPACT) : NULL;
     if (text)
         item = base_arena_copy(arena, text, strlen(text));

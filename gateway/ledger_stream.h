@@ -28,6 +28,7 @@ base_code gw_stream_read(gw_ledger *ledger, gw_stream_row *out, int64_t tenant, 
 /* Deletes a live row. BASE_NOT_FOUND if there is none. */
 base_code gw_stream_forget(gw_ledger *ledger, int64_t tenant, const char *turn, base_err *err);
 /* Turns that said the same in the same place share the item, but each made calls of its own: their
- * ids are the member `calls` of what the turn told (NULL is fine). The item's JSON with them, in
- * the arena; the item as it is where there is nothing to change. */
+ * ids are the member `calls` of what the turn told (NULL is fine), and `custom` lists the indexes
+ * of those whose type is that. The item's JSON with them, in the arena; the item as it is where
+ * there is nothing to change. */
 char *gw_item_with_calls(char *item, const char *told, base_arena *arena);

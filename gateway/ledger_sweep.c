@@ -585,7 +585,7 @@ base_code gw_ledger_room(gw_ledger *ledger, int64_t tenant, base_err *err)
 
 typedef struct forget {
     int64_t tenant;
-    const char *turn;
+    const char *dialect, *turn;
 } forget;
 
 static base_code forget_body(gw_deletion *d, void *ctx)
@@ -597,6 +597,7 @@ static base_code forget_body(gw_deletion *d, void *ctx)
     sqlite3_bind_int64(s, 1, gw_public_key(f->turn));
     gw_bind_text(s, 2, f->turn);
     sqlite3_bind_int64(s, 3, f->tenant);
+    gw_bind_text(s, 4, f->dialect);
     int64_t turn;
     if (!gw_db_scalar(s, &turn))
         return BASE_IO;
@@ -610,9 +611,10 @@ static base_code run_forget(gw_ledger *ledger, gw_db *c, void *ctx, base_err *er
     return deletion(ledger, c, forget_body, ctx, "cannot delete a turn", err);
 }
 
-base_code gw_ledger_forget(gw_ledger *ledger, int64_t tenant, const char *turn, base_err *err)
+base_code gw_ledger_forget(gw_ledger *ledger, int64_t tenant, const char *dialect, const char *turn,
+                           base_err *err)
 {
-    forget f = {tenant, turn};
+    forget f = {tenant, dialect, turn};
     base_code code = gw_on_writer(ledger, run_forget, &f, err);
     if (!code)
         gw_ledger_purge(ledger);

@@ -11,6 +11,7 @@
 #include "engine/base/num.h"
 #include "gateway/api_responses_internal.h"
 #include "gateway/dialect.h"
+#include "gateway/response_store.h"
 #include "gateway/seal.h"
 
 #define USE "whimbrel compaction 1"
@@ -174,7 +175,7 @@ static void finish(gw_turn *turn)
 }
 
 static const gw_dialect dialect = {
-    .name = "responses",
+    .name = GW_RESPONSES,
     .route = "/v1/responses/compact",
     .parse = parse,
     .load = load,

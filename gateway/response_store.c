@@ -75,6 +75,30 @@ bool gw_response_turn(gw_id *out, const char *response)
     return true;
 }
 
+base_code gw_response_read(gw_turn_row *out, gw_ledger *ledger, int64_t tenant,
+                           const char *response, base_arena *arena, base_err *err)
+{
+    gw_id turn;
+    base_err why = BASE_ERR_INIT;
+    base_code code = gw_response_turn(&turn, response) ? BASE_OK : BASE_NOT_FOUND;
+    if (!code)
+        code = gw_ledger_turn(ledger, out, tenant, turn.text, arena, &why);
+    /* Turns of other dialects are nobody's response, though an id may spell one. */
+    if (code == BASE_NOT_FOUND ||
+        (!code && (!out->echo || !out->dialect || strcmp(out->dialect, GW_RESPONSES) != 0)))
+        return base_fail(err, BASE_NOT_FOUND, "there is no such response");
+    return code ? base_fail(err, code, "%s", why.text) : BASE_OK;
+}
+
+uint32_t gw_response_first_item(const gw_turn_row *row)
+{
+    json_t *echo = NULL;
+    gw_body_parse(&echo, row->echo, strlen(row->echo), NULL);
+    uint32_t first = json_string_length(json_object_get(echo, "instructions")) ? 1 : 0;
+    json_decref(echo);
+    return first;
+}
+
 /* ---- playing ---- */
 
 static bool add_call(gw_stored *s, const char *id)
@@ -175,31 +199,30 @@ static void play_answer(gw_stored *s)
 
 /* Function objects of the request's tools: the types of their parameters decide how arguments read.
  */
-static base_code read_tools(eng_request *request, const json_t *echo, base_arena *arena,
+static base_code read_tools(eng_request *request, const gw_stored *s, base_arena *arena,
                             base_err *err)
 {
-    const json_t *tools = json_object_get(echo, "tools");
-    size_t count = json_array_size(tools);
-    eng_text *texts = base_arena_calloc(arena, count ? count : 1, sizeof *texts);
+    size_t count = json_array_size(s->tools);
+    eng_text *texts = base_arena_calloc(arena, count ? count : 1, sizeof *texts), raw = {"[]", 2};
+    base_json array;
     if (!texts)
         return gw_no_memory(err);
+    gw_body_member(&raw, s->echo, strlen(s->echo), "tools");
+    gw_raw_begin(&array, raw);
     for (size_t i = 0; i < count; i++) {
-        const json_t *tool = json_array_get(tools, i), *name = json_object_get(tool, "name");
+        const json_t *tool = json_array_get(s->tools, i), *name = json_object_get(tool, "name");
         const char *type = json_string_value(json_object_get(tool, "type"));
+        eng_text text = gw_raw_next(&array); /* of the echo, which stays */
+        base_buf custom;
         if (!name)
             continue;
-        base_buf text;
-        base_buf_init(&text, 0);
-        char *own = NULL;
-        if (type && strcmp(type, "custom") == 0)
-            gw_put_custom(&text, gw_text_of_json(name), (eng_text){0}, NULL, (eng_text){0});
-        else if ((own = json_dumps(tool, JSON_COMPACT)) != NULL)
-            base_buf_puts(&text, own);
-        free(own);
-        if (text.length)
-            texts[request->tool_count++] =
-                (eng_text){base_arena_copy(arena, text.data, text.length), text.length};
-        base_buf_deinit(&text);
+        base_buf_init(&custom, 0);
+        if (type && strcmp(type, "custom") == 0) {
+            gw_put_custom(&custom, gw_text_of_json(name), (eng_text){0}, NULL, (eng_text){0});
+            text = (eng_text){base_arena_copy(arena, custom.data, custom.length), custom.length};
+        }
+        base_buf_deinit(&custom);
+        texts[request->tool_count++] = text;
     }
     request->tools = texts;
     return base_arena_failed(arena) ? gw_no_memory(err) : BASE_OK;
@@ -216,9 +239,8 @@ static int32_t *read_numbers(const json_t *list, uint32_t *count, base_arena *ar
 }
 
 static base_code play_tokens(gw_stored *s, gw_app *app, const gw_stream_row *stream,
-                             const json_t *echo, const int32_t *run, uint32_t run_count,
-                             const uint32_t *steps, uint32_t step_count, base_arena *arena,
-                             base_err *err)
+                             const int32_t *run, uint32_t run_count, const uint32_t *steps,
+                             uint32_t step_count, base_arena *arena, base_err *err)
 {
     const json_t *told = s->told, *stops = json_object_get(told, "stops");
     uint32_t extra_count, stop_count = (uint32_t)json_array_size(stops);
@@ -242,7 +264,7 @@ static base_code play_tokens(gw_stored *s, gw_app *app, const gw_stream_row *str
         memcpy(tokens, run, run_count * sizeof *tokens);
     if (extra_count)
         memcpy(tokens + run_count, extra, extra_count * sizeof *tokens);
-    GW_TRY(read_tools(&request, echo, arena, err));
+    GW_TRY(read_tools(&request, s, arena, err));
     player p = {.stored = s, .engine = app->engine};
     eng_text raw;
     if (gw_body_member(&raw, stream->told, strlen(stream->told), "logprobs")) {
@@ -292,7 +314,8 @@ static base_code read_end(gw_stored *s, const gw_stream_row *stream, const gw_tu
 static base_code play(gw_stored *s, gw_app *app, gw_stream_row *stream, gw_turn_row *row,
                       uint32_t from, base_arena *arena, base_err *err)
 {
-    json_t *echo = json_loads(s->echo, JSON_ALLOW_NUL, NULL);
+    json_t *echo = NULL;
+    gw_body_parse(&echo, s->echo, strlen(s->echo), NULL);
     s->told = stream->told ? json_loads(stream->told, JSON_ALLOW_NUL, NULL) : NULL;
     s->answer = row->answer ? json_loads(row->answer, JSON_ALLOW_NUL, NULL) : NULL;
     const char *summary = text_member(json_object_get(echo, "reasoning"), "summary");
@@ -306,8 +329,6 @@ static base_code play(gw_stored *s, gw_app *app, gw_stream_row *stream, gw_turn_
     bool same = template_id && strcmp(template_id, eng_get_info(app->engine)->template_id) == 0;
     base_code code =
         echo && s->r.echo ? BASE_OK : base_fail(err, BASE_FORMAT, "a stored response is damaged");
-    if (!code && json_object_get(echo, "choices")) /* a chat completion, see api_completions.h */
-        code = base_fail(err, BASE_NOT_FOUND, "there is no such response");
     uint32_t ping_count;
     int32_t *pings = read_numbers(json_object_get(s->told, "pings"), &ping_count, arena);
     if (!code && ping_count) {
@@ -322,7 +343,7 @@ static base_code play(gw_stored *s, gw_app *app, gw_stream_row *stream, gw_turn_
         gw_response_started(&s->r);
     }
     if (!code && same)
-        code = play_tokens(s, app, stream, echo, s->live ? stream->run : row->run,
+        code = play_tokens(s, app, stream, s->live ? stream->run : row->run,
                            s->live ? stream->run_count : row->run_count,
                            s->live ? stream->steps : row->steps,
                            s->live ? stream->step_count : row->step_count, arena, err);
@@ -350,14 +371,14 @@ base_code gw_stored_play(gw_stored *s, gw_app *app, int64_t tenant, const char *
     if (!gw_response_turn(&turn, response))
         return base_fail(err, BASE_NOT_FOUND, "there is no such response");
     base_err why = BASE_ERR_INIT, ignored = BASE_ERR_INIT;
-    base_code code = gw_ledger_turn(app->ledger, &row, tenant, turn.text, arena, &why);
+    base_code code = gw_response_read(&row, app->ledger, tenant, response, arena, &why);
     if (code && code != BASE_NOT_FOUND)
         return base_fail(err, code, "%s", why.text);
     base_code other = gw_stream_read(app->ledger, &stream, tenant, turn.text, arena, &ignored);
     if (other && other != BASE_NOT_FOUND)
         return base_fail(err, other, "%s", ignored.text);
     s->live = code == BASE_NOT_FOUND && !other && stream.live;
-    s->echo = s->live ? stream.echo : row.echo;
+    s->echo = s->live ? stream.echo : code ? NULL : row.echo;
     if (!s->echo)
         return base_fail(err, BASE_NOT_FOUND, "there is no such response");
     s->r.turn = turn;

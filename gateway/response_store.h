@@ -7,8 +7,16 @@
  * loop. */
 void gw_response_tell(base_buf *out, const gw_turn *turn, const gw_response *r,
                       const gw_response_end *end);
+#define GW_RESPONSES "responses" /* the dialect's name in the ledger */
+
 /* The turn of "resp_" and 24 hex digits; false for any other text. Thread: any. */
 bool gw_response_turn(gw_id *out, const char *response);
+/* A stored response's turn, with its echo. BASE_NOT_FOUND: never stored, deleted, another tenant's,
+ * or not of this dialect. */
+base_code gw_response_read(gw_turn_row *out, gw_ledger *ledger, int64_t tenant,
+                           const char *response, base_arena *arena, base_err *err);
+/* Its first item behind the instructions, which belong to that response alone. */
+uint32_t gw_response_first_item(const gw_turn_row *row);
 
 typedef struct gw_stored {
     gw_response r;

@@ -269,11 +269,16 @@ base_code gw_items_add_stored(gw_item_list *list, const char *json, base_err *er
     item->reasoning = gw_text_of_json(json_object_get(tree, "reasoning_content"));
     const json_t *calls = json_object_get(tree, "tool_calls");
     for (size_t i = 0; i < json_array_size(calls); i++) {
-        const json_t *call = json_array_get(calls, i), *f = json_object_get(call, "function");
+        const json_t *call = json_array_get(calls, i), *f = json_object_get(call, "function"),
+                     *custom = json_object_get(call, "custom");
+        eng_text arguments = gw_text_of_json(json_object_get(f, "arguments"));
+        if (custom) /* an export's */
+            GW_TRY(gw_custom_arguments(list->turn, &arguments,
+                                       gw_text_of_json(json_object_get(custom, "input")), err));
         GW_TRY(add_call(list,
                         (eng_call){gw_text_of_json(json_object_get(call, "id")),
-                                   gw_text_of_json(json_object_get(f, "name")),
-                                   gw_text_of_json(json_object_get(f, "arguments"))},
+                                   gw_text_of_json(json_object_get(custom ? custom : f, "name")),
+                                   arguments},
                         err));
     }
     list->sealed[list->count - 1].compacted =

@@ -6,6 +6,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/num.h"
+#include "gateway/api_chat.h"
 #include "gateway/conf.h"
 #include "gateway/responses_item.h"
 #include "gateway/seal.h"
@@ -172,10 +173,10 @@ static base_code seal_tokens(writer *w, base_buf *out, int64_t tenant, base_err 
     /* The document as far as it is: it must be closed to be read. */
     size_t length = out->length;
     base_buf_puts(out, "}");
-    json_t *document =
-        out->failed ? NULL : json_loadb(out->data, out->length, JSON_ALLOW_NUL, NULL);
-    if (!document)
+    json_t *document = NULL;
+    if (out->failed)
         return gw_no_memory(err);
+    GW_TRY(gw_body_parse(&document, out->data, out->length, err));
     out->length = length;
     base_code code = bound_text(&bound, document, err);
     json_decref(document);
@@ -246,7 +247,6 @@ typedef struct importer {
     const gw_identity *identity;
     gw_turn plan; /* for the readers of dialect.h and responses_item.h */
     json_t *stored;
-    eng_text raw; /* of the document */
     gw_item_list items;
     gw_root *fronts;
     uint32_t front_count;
@@ -325,7 +325,7 @@ static base_code read_fronts(importer *m, base_err *err)
     m->fronts = base_arena_calloc(m->plan.arena, m->front_count + 1, sizeof *m->fronts);
     if (!m->fronts)
         return gw_no_memory(err);
-    if (!m->front_count || !gw_body_member(&raw, m->raw.data, m->raw.length, "fronts"))
+    if (!m->front_count || !gw_body_member(&raw, m->plan.body, m->plan.body_length, "fronts"))
         return BASE_OK;
     base_json array;
     gw_raw_begin(&array, raw);
@@ -370,16 +370,26 @@ typedef struct progress {
 } progress;
 
 /* The ids of an answer's calls, as its turn would have told them. */
-static base_code calls_told(importer *m, const char **out, const eng_item *answer, base_err *err)
+static base_code calls_told(importer *m, const char **out, uint32_t item, base_err *err)
 {
+    const json_t *items = json_object_get(m->plan.json, "items"),
+                 *calls = json_object_get(json_array_get(items, item), "tool_calls");
     eng_text text;
+    bool any = false;
     base_buf json;
     base_buf_init(&json, 0);
-    if (!answer->call_count)
+    if (!json_array_size(calls))
         return BASE_OK;
-    for (uint32_t i = 0; i < answer->call_count; i++) {
+    for (size_t i = 0; i < json_array_size(calls); i++) {
+        eng_text id = gw_text_of_json(json_object_get(json_array_get(calls, i), "id"));
         base_buf_puts(&json, i ? "," : "{\"calls\":[");
-        base_buf_json_string(&json, answer->calls[i].id.data, answer->calls[i].id.length);
+        base_buf_json_string(&json, id.data, id.length);
+    }
+    for (size_t i = 0; i < json_array_size(calls); i++) {
+        if (!json_object_get(json_array_get(calls, i), "custom"))
+            continue;
+        base_buf_printf(&json, any ? ",%zu" : "],\"custom\":[%zu", i);
+        any = true;
     }
     base_buf_puts(&json, "]}");
     GW_TRY(gw_keep(&m->plan, &text, &json, err));
@@ -420,7 +430,7 @@ static base_code store_turn(importer *m, progress *at, const json_t *turn, base_
                             m->items.items, last, at->items, arena, err));
     match.miss = GW_MISS_NONE;
     const char *told = NULL;
-    GW_TRY(calls_told(m, &told, answer, err));
+    GW_TRY(calls_told(m, &told, last, err));
     gw_id id = gw_id_mint("turn_");
     waiting w = {
         .commit = {.done = on_stored,
@@ -484,15 +494,15 @@ static base_code make_session(importer *m, bool tokens, base_err *err)
     eng_text raw = {0}, items = {0};
     base_buf config;
     base_buf_init(&config, 0);
-    if (tokens && gw_body_member(&raw, m->raw.data, m->raw.length, "config")) {
+    if (tokens && gw_body_member(&raw, m->plan.body, m->plan.body_length, "config")) {
         base_buf_add(&config, raw.data, raw.length);
     } else {
         eng_text tools = {"[]", 2};
-        if (gw_body_member(&raw, m->raw.data, m->raw.length, "config"))
+        if (gw_body_member(&raw, m->plan.body, m->plan.body_length, "config"))
             gw_body_member(&tools, raw.data, raw.length, "tools");
         base_buf_puts(&config, "{\"tools\":");
         base_buf_add(&config, tools.data, tools.length);
-        if (gw_body_member(&items, m->raw.data, m->raw.length, "items")) {
+        if (gw_body_member(&items, m->plan.body, m->plan.body_length, "items")) {
             base_buf_puts(&config, ",\"items\":");
             base_buf_add(&config, items.data, items.length);
         }
@@ -518,11 +528,11 @@ static base_code check_tools(importer *m, base_err *err)
     json_t *config;
     eng_text raw, tools = {"[]", 2};
     GW_TRY(gw_read_object(&config, m->plan.json, "", "config", err));
-    if (!config || !gw_body_member(&raw, m->raw.data, m->raw.length, "config"))
+    if (!config || !gw_body_member(&raw, m->plan.body, m->plan.body_length, "config"))
         return BASE_OK;
     gw_body_member(&tools, raw.data, raw.length, "tools");
     json_object_set(m->plan.json, "tools", json_object_get(config, "tools"));
-    base_code code = gw_read_tools(&m->plan, &gw_session_tools, tools, err);
+    base_code code = gw_read_tools(&m->plan, &gw_chat_tools, tools, err);
     json_object_del(m->plan.json, "tools");
     return code;
 }
@@ -572,9 +582,7 @@ base_code gw_session_import(gw_app *app, gw_import *out, const gw_identity *iden
                   .stored = json_array(),
                   .out = out};
     m.items = (gw_item_list){.turn = &m.plan, .stored = m.stored};
-    /* gw_body_parse may rewrite numbers; tools must stay as they were written. */
-    m.raw = (eng_text){base_arena_copy(arena, body, length), length};
-    base_code code = m.raw.data ? import(&m, err) : gw_no_memory(err);
+    base_code code = import(&m, err);
     json_decref(m.plan.json);
     json_decref(m.stored);
     return code;

@@ -23,8 +23,6 @@
 
 #define WHOLE_PATH 100000 /* turns */
 
-const gw_tool_form gw_session_tools = {.inner = "function", .schema = "parameters", .strict = true};
-
 bool gw_session_of_path(gw_id *id, const char **word, const char *path)
 {
     if (strncmp(path, GW_SESSIONS_PATH "/", sizeof GW_SESSIONS_PATH) != 0)
@@ -47,9 +45,7 @@ static base_code read_config(config *out, const gw_session_row *session, base_er
     const char *text = session->config ? session->config : "{}";
     size_t length = strlen(text);
     out->tools = (eng_text){"[]", 2};
-    char *copy = strndup(text, length); /* numbers beyond doubles are mended in place */
-    base_code code = copy ? gw_body_parse(&out->json, copy, length, NULL) : BASE_NOMEM;
-    free(copy);
+    base_code code = gw_body_parse(&out->json, text, length, NULL);
     if (code)
         return base_fail(err, code == BASE_NOMEM ? code : BASE_FORMAT,
                          "what session %s was made with cannot be read", session->id.text);
@@ -140,15 +136,19 @@ static base_code read_assistant(gw_turn *turn, const json_t *item, const char *p
             json_pack("{s:s,s:s,s:O}", "type", "message", "role", "assistant", "content", content),
             path, err));
     for (size_t i = 0; i < json_array_size(calls); i++) {
-        json_t *call = json_array_get(calls, i), *function = json_object_get(call, "function");
+        json_t *call = json_array_get(calls, i), *function = json_object_get(call, "function"),
+               *custom = json_object_get(call, "custom");
+        const json_t *made = json_is_object(custom) ? custom : function;
+        const char *member = made == custom ? "input" : "arguments";
         char where[GW_PATH_BYTES];
         gw_name_path(where, "%s.tool_calls[%zu]", path, i);
-        if (!json_is_object(function))
+        if (!json_is_object(made))
             return gw_wrong_type(where, "function", "an object", function, err);
-        json_t *one = json_pack("{s:s}", "type", "function_call");
+        json_t *one =
+            json_pack("{s:s}", "type", made == custom ? "custom_tool_call" : "function_call");
         json_object_set(one, "call_id", json_object_get(call, "id"));
-        json_object_set(one, "name", json_object_get(function, "name"));
-        json_object_set(one, "arguments", json_object_get(function, "arguments"));
+        json_object_set(one, "name", json_object_get(made, "name"));
+        json_object_set(one, member, json_object_get(made, member));
         GW_TRY(read_as(turn, one, where, err));
     }
     state(turn)->fresh.open = false;
@@ -197,11 +197,11 @@ static base_code read_tools(gw_turn *turn, eng_text raw, base_err *err)
     native *n = state(turn);
     json_t *own = json_object_get(turn->json, "tools");
     if (own && !json_is_null(own))
-        return gw_read_tools(turn, &gw_session_tools, raw, err);
+        return gw_read_tools(turn, &gw_chat_tools, raw, err);
     json_t *tools = json_object_get(n->config.json, "tools");
     if (tools && json_object_set(turn->json, "tools", tools))
         return gw_no_memory(err);
-    return gw_read_tools(turn, &gw_session_tools, n->config.tools, err);
+    return gw_read_tools(turn, &gw_chat_tools, n->config.tools, err);
 }
 
 static base_code read_limit(gw_turn *turn, base_err *err)
@@ -242,7 +242,7 @@ static base_code parse(gw_turn *turn, base_err *err)
     GW_TRY(gw_read_bool(&turn->stream, NULL, turn->json, "", "stream", err));
     GW_TRY(gw_read_name(&n->parent, turn->json, "", "parent", GW_NAME_BYTES_MAX, err));
     GW_TRY(read_tools(turn, tools, err));
-    GW_TRY(gw_read_tool_choice(turn, &gw_session_tools, err));
+    GW_TRY(gw_read_tool_choice(turn, &gw_chat_tools, err));
     GW_TRY(read_limit(turn, err));
     GW_TRY(gw_read_sampling(turn, err));
     GW_TRY(gw_chat_read_thinking(turn, err));
@@ -495,17 +495,48 @@ json_t *gw_calls_of(const char *json)
     return calls;
 }
 
+static bool is_custom(const json_t *calls)
+{
+    bool custom = false;
+    for (size_t i = 0; i < json_array_size(calls); i++) {
+        const char *type = json_string_value(json_object_get(json_array_get(calls, i), "type"));
+        custom |= type && strcmp(type, "custom") == 0;
+    }
+    return custom;
+}
+
+/* An item that calls custom tools, as the client got it. */
+static void put_custom_item(base_buf *out, const char *json, const json_t *calls)
+{
+    json_t *item = json_loads(json, JSON_ALLOW_NUL, NULL);
+    json_object_del(item, "tool_calls");
+    char *rest = json_dumps(item, JSON_COMPACT);
+    base_buf_add(out, rest ? rest : "", rest ? strlen(rest) - 1 : 0); /* it goes on */
+    for (size_t i = 0; i < json_array_size(calls); i++) {
+        base_buf_puts(out, i ? "," : ",\"tool_calls\":[");
+        gw_put_made_call(out, json_array_get(calls, i), NULL);
+    }
+    base_buf_puts(out, "]}");
+    out->failed |= !rest;
+    free(rest);
+    json_decref(item);
+}
+
 void gw_put_turn_item(base_buf *out, const char *json, json_t **calls)
 {
     bool result = strncmp(json, "{\"role\":\"tool\"", 14) == 0;
-    const json_t *made = result ? json_array_get(*calls, 0) : NULL;
-    gw_put_session_item(out, json, json_string_value(json_object_get(made, "id")));
     if (result) {
+        const json_t *made = json_array_get(*calls, 0);
+        gw_put_session_item(out, json, json_string_value(json_object_get(made, "id")));
         json_array_remove(*calls, 0);
         return;
     }
     json_decref(*calls);
     *calls = gw_calls_of(json);
+    if (is_custom(*calls))
+        put_custom_item(out, json, *calls);
+    else
+        gw_put_session_item(out, json, NULL);
 }
 
 const char *gw_turn_status_word(gw_turn_status status, eng_finish finish)
@@ -633,9 +664,11 @@ static void part(gw_turn *turn, const eng_part *p)
         base_buf_printf(out, "\"index\":%u,", p->call);
     if (p->kind == ENG_PART_CALL_BEGIN)
         base_buf_printf(out, "\"id\":\"%s\",", turn->calls[p->call].id.text);
-    base_buf_puts(out, p->kind == ENG_PART_CALL_BEGIN  ? "\"name\":"
-                       : p->kind == ENG_PART_CALL_ARGS ? "\"arguments\":"
-                                                       : "\"text\":");
+    bool custom = call && turn->calls[p->call].custom;
+    base_buf_puts(out, p->kind == ENG_PART_CALL_BEGIN ? "\"name\":"
+                       : !call                        ? "\"text\":"
+                       : custom                       ? "\"input\":"
+                                                      : "\"arguments\":");
     base_buf_json_string(out, p->text, p->length);
     end_event(turn);
 }

@@ -5,8 +5,6 @@
 
 #define GW_SESSIONS_PATH "/v1/sessions"
 
-extern const gw_tool_form gw_session_tools;
-
 /* "/v1/sessions/ID/WORD": false if it is something else. `*word` is "" without one. */
 bool gw_session_of_path(gw_id *id, const char **word, const char *path);
 

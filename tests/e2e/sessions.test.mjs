@@ -556,6 +556,32 @@ await check('a first turn may bring a whole history, in the forms of both dialec
   assert.equal((await turn((await make()).id, [user('x'), { role: 'assistant', tool_calls: [{ id, type: 'function', function: { name: 'f', arguments: '[' } }] }, { role: 'tool', tool_call_id: id, content: 'y' }])).status, 400);
 });
 
+await check('custom tools: a call is its bare text, in the turn, the list, the stream, and behind an export', async () => {
+  const note = { type: 'custom', custom: { name: 'note', description: 'Takes a note.', format: { type: 'grammar', grammar: { syntax: 'regex', definition: '[a-z]{5}' } } } };
+  const s = await make({ tools: [weatherTool, note] }), choose = { tool_choice: { type: 'custom', custom: { name: 'note' } }, max_tokens: 200 };
+  const first = ok(await turn(s.id, [user(`Take a note of ${word()}.`)], choose));
+  const [made] = answer(first).tool_calls;
+  assert.deepEqual([made.type, made.custom.name, made.function], ['custom', 'note', undefined]);
+  assert.match(made.custom.input, /^[a-z]{5}$/);
+  const result = { role: 'tool', tool_call_id: made.id, content: 'noted' };
+  const events = await stream(s.id, [result, user('And another.')], choose), second = events.at(-1).data.turn;
+  const parts = events.filter((e) => e.event === 'turn.delta' && e.data.type === 'tool_call').map((e) => e.data);
+  goesOn(first, second);
+  assert.equal(parts.map((p) => p.input ?? '').join(''), answer(second).tool_calls[0].custom.input);
+  assert.deepEqual([parts[0].name, parts[0].id], ['note', answer(second).tool_calls[0].id]);
+  const list = async (id) => ok(await call('GET', `/v1/sessions/${id}/turns?order=asc`)).data.map((t) => t.items);
+  assert.deepEqual(await list(s.id), [first.items, second.items]);
+  const copy = ok(await call('POST', '/v1/sessions/import', ok(await call('GET', `/v1/sessions/${s.id}/export`))));
+  assert.deepEqual(await list(copy.id), [first.items, second.items]);
+  const third = ok(await turn(copy.id, [{ ...result, tool_call_id: answer(second).tool_calls[0].id }]));
+  goesOn(second, third);
+  // History that another server made.
+  const own = await make({ tools: [note] });
+  ok(await turn(own.id, [user('x'), { role: 'assistant', content: null, tool_calls: [{ id: 'c1', type: 'custom', custom: { name: 'note', input: 'abc' } }] }, { role: 'tool', tool_call_id: 'c1', content: 'noted' }]));
+  const lark = { type: 'custom', custom: { name: 'l', format: { type: 'grammar', grammar: { syntax: 'lark', definition: 'start: "a"' } } } };
+  assert.equal((await call('POST', '/v1/sessions', { model: 'nano', tools: [lark] })).status, 400);
+});
+
 await check("another tenant's sessions are unknown, and so are its exports", async () => {
   const admin = (body, key) => post(server.admin, '/admin/v1/keys', body, key ? { authorization: `Bearer ${key}` } : {});
   const root = (await admin({ label: 'root', scopes: ['admin'] })).json;

@@ -197,5 +197,35 @@ await check('numbers that a call makes keep their text, in each dialect, and com
   goesOn(s2.usage.prompt_tokens_details.cached_tokens, s1.usage.total_tokens);
 });
 
+await check('numbers of what is kept keep their text: responses and their streams, completions, exports; those of formats are held to', async () => {
+  const list = `[${NUMBERS.join(',')}]`, parameters = `{"type":"object","properties":{"n":{"enum":${list}},"m":{"type":"integer","maximum":${NUMBERS[0]}}}}`;
+  const schema = `{"type":"object","properties":{"n":{"const":${NUMBERS[0]}}},"required":["n"],"additionalProperties":false}`, said = `{"n":${NUMBERS[0]}}`;
+  const get = async (path) => (await fetch(server.url + path)).text();
+  const tools = `[{"type":"function","name":"f","parameters":${parameters}}]`, format = `{"format":{"type":"json_schema","name":"s","strict":true,"schema":${schema}}}`;
+  // Written over many lines: a record of a stream is one.
+  const body = (stream) => `{"model":"nano","input":"x","max_output_tokens":100,"reasoning":{"effort":"none"},"tool_choice":"none","stream":${stream},\n "tools": ${tools.replaceAll(',', ' ,\n\t')},\n "text": ${format}}`;
+  const made = await ask('/v1/responses', body(false)), { id } = made.json;
+  assert.equal(made.json.output.find((i) => i.type === 'message').content[0].text.replace(/\s/g, ''), said);
+  for (const text of [made.text, await get(`/v1/responses/${id}`), await get(`/v1/responses/${id}?stream=true`), (await ask('/v1/responses', body(true))).text]) {
+    assert.ok(text.includes(`"tools":${tools}`) && text.includes(`"text":${format}`), text);
+    for (const record of text.split('\n\n').filter((r) => r.startsWith('event:'))) assert.equal(record.split('\n').length, 2);
+  }
+  const functions = `[{"type":"function","function":{"name":"f","parameters":${parameters}}}]`, shape = `{"type":"json_schema","json_schema":{"name":"s","strict":true,"schema":${schema}}}`;
+  for (const n of [1, 2]) {
+    const chat = (await ask('/v1/chat/completions', `{"model":"nano","store":true,"n":${n},"max_tokens":100,"reasoning_effort":"none","tool_choice":"none","messages":[{"role":"user","content":"x"}],"tools":${functions},"response_format":${shape}}`)).json;
+    for (const c of chat.choices) assert.equal(c.message.content.replace(/\s/g, ''), said);
+    const kept = await get(`/v1/chat/completions/${chat.id}`);
+    assert.ok(kept.includes(`"tools":${functions}`) && kept.includes(`"response_format":${shape}`), kept);
+    assert.equal(JSON.parse(kept).choices.length, n);
+    assert.ok((await get('/v1/chat/completions?model=nano&limit=1')).includes(functions));
+    assert.ok(!JSON.parse(await (await fetch(`${server.url}/v1/chat/completions/${chat.id}`, { method: 'DELETE' })).text()).error);
+  }
+  const session = (await ask('/v1/sessions', `{"model":"nano","tools":${functions}}`)).json;
+  await ask(`/v1/sessions/${session.id}/turns`, { items: [{ role: 'user', content: 'x' }], max_tokens: 4 });
+  const document = await get(`/v1/sessions/${session.id}/export`);
+  assert.ok(document.includes(functions));
+  assert.equal((await ask('/v1/sessions/import', document)).json.imported.tokens, true);
+});
+
 await server.stop();
 finish();

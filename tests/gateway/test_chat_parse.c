@@ -605,10 +605,12 @@ Test(body, numbers_that_jansson_refuses_are_kept_near)
         {"[0.1]", 0.1},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        char text[128];
+        char text[128], before[128];
         json_t *json = NULL;
         int length = snprintf(text, sizeof(text), "{\"a\":%s}", rows[i].text);
+        strcpy(before, text);
         cr_assert_eq(gw_body_parse(&json, text, (size_t)length, NULL), BASE_OK, "%s", rows[i].text);
+        cr_expect_str_eq(text, before, "the text keeps its digits");
         double value = json_number_value(json_array_get(json_object_get(json, "a"), 0));
         cr_expect(value == rows[i].value ||
                       (value / rows[i].value > 0.999999 && value / rows[i].value < 1.000001),
@@ -626,6 +628,25 @@ Test(body, numbers_that_jansson_refuses_are_kept_near)
         json_t *json;
         strcpy(text, wrong[i]);
         cr_expect_eq(gw_body_parse(&json, text, strlen(text), NULL), BASE_INVALID, "%s", wrong[i]);
+    }
+}
+
+Test(body, raw_text_loses_the_space_between_tokens_alone)
+{
+    static const struct {
+        const char *from, *to;
+    } rows[] = {
+        {" { \"a b\" :\t[ 1e400 ,\r\n \"\\\" \\\\\" ] } ", "{\"a b\":[1e400,\"\\\" \\\\\"]}"},
+        {"\" \"", "\" \""},
+        {"", ""},
+        {"1", "1"},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        base_buf out;
+        base_buf_init(&out, 0);
+        gw_put_raw(&out, (eng_text){rows[i].from, strlen(rows[i].from)});
+        cr_expect_str_eq(out.data ? out.data : "", rows[i].to);
+        base_buf_deinit(&out);
     }
 }
 

@@ -49,7 +49,7 @@ Test(ledger_erase, no_file_holds_a_deleted_turn)
     }
     cr_assert(files_hold(directory, "zebra-"));
     for (int i = 0; i < 150; i++)
-        cr_assert_eq(gw_ledger_forget(ledger, tenant, gone[(i * 77) % 150]->id.text, NULL),
+        cr_assert_eq(gw_ledger_forget(ledger, tenant, "chat", gone[(i * 77) % 150]->id.text, NULL),
                      BASE_OK);
     cr_assert_not(files_hold(directory, "zebra-"));
     cr_assert(files_hold(directory, "horse-149"));
@@ -116,25 +116,25 @@ Test(ledger_erase, a_deleted_turn_takes_the_cached_ones_along_and_not_the_kept)
     turn(ledger, items, 3, items[3], RUN(20, 21));
     turn(ledger, items, 5, assistant("six", NULL), RUN(30, 31));
     cr_assert_eq(count_rows("SELECT count(*) FROM turns"), 3);
-    cr_assert_eq(gw_ledger_forget(ledger, 2, first->id.text, NULL), BASE_NOT_FOUND);
-    cr_assert_eq(gw_ledger_forget(ledger, tenant, first->id.text, NULL), BASE_OK);
+    cr_assert_eq(gw_ledger_forget(ledger, 2, "chat", first->id.text, NULL), BASE_NOT_FOUND);
+    cr_assert_eq(gw_ledger_forget(ledger, tenant, "chat", first->id.text, NULL), BASE_OK);
     cr_assert_eq(count_rows("SELECT count(*) FROM turns"), 0);
     cr_assert_eq(count_rows("SELECT count(*) FROM nodes"), 0);
     cr_assert_eq(count_rows("SELECT sum(bytes) FROM stored"), 0);
     cr_assert_not(files_hold(directory, "zebra"));
-    cr_assert_eq(gw_ledger_forget(ledger, tenant, first->id.text, NULL), BASE_NOT_FOUND);
+    cr_assert_eq(gw_ledger_forget(ledger, tenant, "chat", first->id.text, NULL), BASE_NOT_FOUND);
 
     retention = GW_RETAIN_KEPT;
     echo = "{}";
     first = turn(ledger, items, 1, items[1], RUN(10, 11));
     told *second = turn(ledger, items, 3, items[3], RUN(20, 21));
-    cr_assert_eq(gw_ledger_forget(ledger, tenant, first->id.text, NULL), BASE_OK);
+    cr_assert_eq(gw_ledger_forget(ledger, tenant, "chat", first->id.text, NULL), BASE_OK);
     cr_assert_eq(count_rows("SELECT count(*) FROM turns"), 2,
                  "the second spells its prompt with it");
-    cr_assert_eq(gw_ledger_forget(ledger, tenant, first->id.text, NULL), BASE_NOT_FOUND);
+    cr_assert_eq(gw_ledger_forget(ledger, tenant, "chat", first->id.text, NULL), BASE_NOT_FOUND);
     gw_ledger_sweep(ledger, base_wall_ms() + 7200000, NULL);
     cr_assert(files_hold(directory, "zebra"));
-    cr_assert_eq(gw_ledger_forget(ledger, tenant, second->id.text, NULL), BASE_OK);
+    cr_assert_eq(gw_ledger_forget(ledger, tenant, "chat", second->id.text, NULL), BASE_OK);
     cr_assert_eq(count_rows("SELECT count(*) FROM turns"), 0);
     cr_assert_not(files_hold(directory, "zebra"));
     cr_assert(gw_ledger_check(ledger, NULL));
@@ -178,7 +178,7 @@ Test(ledger_erase, pages_are_erased_past_what_living_turns_share)
     eng_item a[] = {user("shared"), user("mine")}, b[] = {user("shared"), user("theirs")};
     told *mine = turn(ledger, a, 2, assistant("x", NULL), RUN(10, 11, 12));
     turn(ledger, b, 2, assistant("y", NULL), RUN(20, 21));
-    cr_assert_eq(gw_ledger_forget(ledger, tenant, mine->id.text, NULL), BASE_OK);
+    cr_assert_eq(gw_ledger_forget(ledger, tenant, "chat", mine->id.text, NULL), BASE_OK);
     cr_assert_eq(e.calls, 1);
     cr_assert_eq(e.space, 7);
     cr_assert_eq(e.count, 5);
@@ -192,7 +192,7 @@ Test(ledger_erase, pages_are_erased_past_what_living_turns_share)
     retention = GW_RETAIN_CACHED;
     echo = NULL;
     turn(ledger, chain, 3, assistant("end", NULL), RUN(50, 51));
-    cr_assert_eq(gw_ledger_forget(ledger, tenant, mine->id.text, NULL), BASE_OK);
+    cr_assert_eq(gw_ledger_forget(ledger, tenant, "chat", mine->id.text, NULL), BASE_OK);
     cr_assert_eq(e.calls, 2);
     cr_assert_eq(e.count, 6);
     cr_assert_eq(e.last, 51);
@@ -203,7 +203,7 @@ Test(ledger_erase, pages_are_erased_past_what_living_turns_share)
     echo = "{}";
     mine = turn(ledger, chain, 1, chain[1], RUN(40, 41));
     turn(ledger, chain, 1, chain[1], RUN(40, 41));
-    cr_assert_eq(gw_ledger_forget(ledger, tenant, mine->id.text, NULL), BASE_OK);
+    cr_assert_eq(gw_ledger_forget(ledger, tenant, "chat", mine->id.text, NULL), BASE_OK);
     cr_assert_eq(e.calls, 2);
     gw_ledger_close(ledger);
 }
@@ -217,7 +217,7 @@ Test(ledger_erase, an_erasure_that_failed_is_tried_again_after_a_restart_too)
     retention = GW_RETAIN_KEPT;
     echo = "{}";
     told *t = exchange(ledger, "question", "answer", 10);
-    cr_assert_eq(gw_ledger_forget(ledger, tenant, t->id.text, NULL), BASE_OK);
+    cr_assert_eq(gw_ledger_forget(ledger, tenant, "chat", t->id.text, NULL), BASE_OK);
     cr_assert_geq(e.calls, 1);
     gw_ledger_set_erase(ledger, NULL, NULL);
     cr_assert_eq(count_rows("SELECT count(*) FROM erasures"), 1);

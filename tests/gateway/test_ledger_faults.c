@@ -434,7 +434,7 @@ Test(ledger_faults, a_changed_word_of_an_item_or_an_answer_is_not_served)
         cr_expect_not(gw_ledger_check(ledger, NULL), "%s", changes[i]);
         sqlite3_close(db);
         /* A new turn for the next change. */
-        cr_assert_eq(gw_ledger_forget(ledger, tenant, t->id.text, NULL), BASE_OK);
+        cr_assert_eq(gw_ledger_forget(ledger, tenant, "chat", t->id.text, NULL), BASE_OK);
         t = ask(ledger, 2 + (int)i);
         cr_assert(reads(ledger, t));
     }
