@@ -63,7 +63,8 @@ const programs = [
   },
   {
     name: 'qwen-code', package: '@qwen-code/qwen-code', file: ['@qwen-code/qwen-code/cli-entry.js', '@qwen-code/qwen-code/cli.js'], script: true,
-    env: { OPENAI_BASE_URL: v1, OPENAI_API_KEY: 'none', OPENAI_MODEL: 'nano', QWEN_TELEMETRY_ENABLED: 'false' },
+    // It sends everything through a proxy that is set, whatever NO_PROXY says, and would not reach the server.
+    env: { OPENAI_BASE_URL: v1, OPENAI_API_KEY: 'none', OPENAI_MODEL: 'nano', QWEN_TELEMETRY_ENABLED: 'false', HTTPS_PROXY: '' },
     files: { '.qwen/settings.json': JSON.stringify({ privacy: { usageStatisticsEnabled: false }, general: { enableAutoUpdate: false } }) },
     first: (prompt) => ['-p', prompt, '--auth-type', 'openai', '--output-format', 'json'],
     again: (prompt, { session_id }) => ['-p', prompt, '--resume', session_id, '--auth-type', 'openai', '--output-format', 'json'],
