@@ -5,6 +5,7 @@ import { call, get } from './api.js';
 const PERIOD_MS = 2000;
 const POINTS_MAX = 300; // of the charts: ten minutes
 const REQUESTS_MAX = 512; // those that ended; what the server remembers, too
+const BURST_MS = 700; // events within it are one drawing
 const RETRY_MS = 10000; // of the event stream
 
 export const state = {
@@ -71,10 +72,9 @@ function listen() {
   stream.addEventListener('drain.changed', () => tick());
 }
 
-// A burst of events is one drawing.
 let due = 0;
 function later() {
-  due ||= setTimeout(() => { due = 0; tell('requests'); }, 250);
+  due ||= setTimeout(() => { due = 0; tell('requests'); }, BURST_MS);
 }
 
 async function tick() {

@@ -86,18 +86,38 @@ export const id = (text) => (text ? h('code.id', { title: text }, text.length > 
 
 // ---- pieces ----
 
-/** columns: [{name, num?, cell(row) -> node|text}]; rows stay in the given order. The caption is for those who hear the page; a column without
- *  a name has buttons or bars. `row(tr, data)` may mark a row. */
-export function table(caption, columns, rows, { empty = 'Nothing yet.', dense, row: more } = {}) {
-  if (!rows.length) return h('p.empty', null, empty);
-  return h('div.scroll', { tabindex: '0', role: 'region', 'aria-label': caption },
+/** columns: [{name, num?, cell(row) -> node|text}]; a column without a name has buttons or bars. The caption is for those who hear the page.
+ *  {node, update(rows)}: rows stay in the given order. While something in a row has the focus they stand still. `row(tr, data)` may mark a row;
+ *  rows of which `fixed(row)` holds never change, so each is made once. */
+export function liveTable(caption, columns, { empty = 'Nothing yet.', dense, row: mark, fixed: stays } = {}) {
+  const body = h('tbody'), none_ = h('p.empty', null, empty), made = new WeakMap();
+  const scroll = h('div.scroll', { tabindex: '0', role: 'region', 'aria-label': caption, hidden: true },
     h(dense ? 'table.dense' : 'table', null, h('caption.away', null, caption),
-      h('thead', null, h('tr', null, columns.map((c) => (c.name ? h(c.num ? 'th.num' : 'th', { scope: 'col' }, c.name) : h('td'))))),
-      h('tbody', null, rows.map((row) => {
-        const tr = h('tr', null, columns.map((c) => h(c.num ? 'td.num' : 'td', null, c.cell(row))));
-        more?.(tr, row);
-        return tr;
-      }))));
+      h('thead', null, h('tr', null, columns.map((c) => (c.name ? h(c.num ? 'th.num' : 'th', { scope: 'col' }, c.name) : h('td'))))), body));
+  const line = (row) => {
+    const old = stays?.(row) && made.get(row);
+    if (old) return old;
+    const tr = h('tr', null, columns.map((c) => h(c.num ? 'td.num' : 'td', null, c.cell(row))));
+    mark?.(tr, row);
+    made.set(row, tr);
+    return tr;
+  };
+  return {
+    node: h('div', null, scroll, none_),
+    update(rows) {
+      if (body.contains(document.activeElement)) return;
+      scroll.hidden = !rows.length;
+      none_.hidden = rows.length > 0;
+      body.replaceChildren(...rows.map(line));
+    },
+  };
+}
+
+/** The same once, for rows that are shown and stay. */
+export function table(caption, columns, rows, options) {
+  const made = liveTable(caption, columns, options);
+  made.update(rows);
+  return made.node;
 }
 
 /** [[term, value], …] as a definition list. */

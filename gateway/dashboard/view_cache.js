@@ -1,20 +1,31 @@
 // What each tier holds, what it saved, why turns were not cached, and the prefix tree.
-import { h, fill, table, panel, facts, bar, count, bytes, seconds, percent, none, notice, confirm } from './ui.js';
+import { h, fill, table, liveTable, panel, facts, bar, count, bytes, seconds, percent, none, notice, confirm } from './ui.js';
 import { get, post } from './api.js';
-import { tiers } from './view_now.js';
+import { tierTable } from './view_now.js';
 import { explain } from './view_sessions.js';
 import { watch } from './live.js';
 
 export default {
   title: 'Cache',
   open(main) {
-    const held = h('div'), saved = h('div'), why = h('div'), disk = h('div'), edges = h('div');
+    const held = tierTable(), pages = h('div'), saved = h('div'), disk = h('div'), edges = h('div');
+    let all = 0;
+    const why = liveTable('Why no more was cached', [
+      { name: 'Reason', cell: (r) => (r.reason === 'none' ? 'nothing was missing' : r.reason) },
+      { name: 'Turns', num: true, cell: (r) => count(r.turns) },
+      { name: 'Share', num: true, cell: (r) => percent(r.turns, all) },
+      { name: 'Lost tokens', num: true, cell: (r) => count(r.lost_tokens) },
+      { name: '', cell: (r) => bar([{ size: r.turns, kind: r.reason === 'none' ? 'was' : 'new' }], all, percent(r.turns, all)) },
+      { name: 'What it means', cell: (r) => h('span.hint', null, r.reason === 'none' ? 'All that the ledger knew of the prompt came from the cache.' : explain(r.reason)) },
+    ], { empty: 'No turns yet.' });
     async function load() {
       try {
         const c = await get('cache');
         const rows = Object.entries(c.reasons).map(([reason, r]) => ({ reason, ...r })).filter((r) => r.turns > 0).sort((a, b) => b.turns - a.turns);
-        const all = rows.reduce((sum, r) => sum + r.turns, 0);
-        fill(held, tiers(c.tiers), facts([
+        all = rows.reduce((sum, r) => sum + r.turns, 0);
+        why.update(rows);
+        held.update(c.tiers);
+        fill(pages, facts([
           ['Pages', `${count(c.memory.pages - c.memory.pages_free)} of ${count(c.memory.pages)}`], ['Page', bytes(c.memory.page_bytes)],
           ['Tree', `${count(c.memory.index_nodes)} nodes, ${count(c.memory.index_pages)} pages`], ['Evicted', `${count(c.memory.evicted_pages)} pages`], ['Policy', c.policy]]));
         fill(saved, facts([
@@ -25,20 +36,12 @@ export default {
           `${count(c.cached_tokens - c.restored_tokens)} from memory, ${count(c.restored_tokens)} from disk, ${count(c.prompt_tokens - c.cached_tokens)} computed`),
         h('p.key', null, [['was', 'memory'], ['disk', 'disk'], ['new', 'computed']].map(([kind, name]) => h('span', null, h(`i.${kind}`), name))),
         h('p.hint', null, 'Seconds are cached tokens times the mean prefill time of an uncached one.'));
-        fill(why, table('Why no more was cached', [
-          { name: 'Reason', cell: (r) => (r.reason === 'none' ? 'nothing was missing' : r.reason) },
-          { name: 'Turns', num: true, cell: (r) => count(r.turns) },
-          { name: 'Share', num: true, cell: (r) => percent(r.turns, all) },
-          { name: 'Lost tokens', num: true, cell: (r) => count(r.lost_tokens) },
-          { name: '', cell: (r) => bar([{ size: r.turns, kind: r.reason === 'none' ? 'was' : 'new' }], all, percent(r.turns, all)) },
-          { name: 'What it means', cell: (r) => h('span.hint', null, r.reason === 'none' ? 'All that the ledger knew of the prompt came from the cache.' : explain(r.reason)) },
-        ], rows, { empty: 'No turns yet.' }));
         const d = c.disk;
         fill(disk, d.open ? facts([
           ['State', d.full ? 'full' : d.paused ? 'paused after an error' : 'writing'], ['Records', count(d.records)], ['Held', bytes(d.bytes)], ['Waiting', count(d.queued)],
           ['Written', bytes(d.written_bytes)], ['Read back', bytes(d.read_bytes)], ['Refused · dropped', `${count(d.refused)} · ${count(d.dropped)}`], ['Corrupt · errors', `${count(d.corrupt)} · ${count(d.errors)}`],
         ]) : h('p.empty', null, 'No disk tier: cache.disk is off.'));
-      } catch (error) { fill(held, h('p.bad', null, error.message)); }
+      } catch (error) { fill(pages, h('p.bad', null, error.message)); }
     }
     async function loadTree() {
       try {
@@ -67,7 +70,7 @@ export default {
         } catch (error) { notice(error.message, 'bad'); }
       },
     }, what, which, h('button', null, 'Flush'));
-    fill(main, h('h1.away', null, 'Cache'), h('div.pair', null, panel('Tiers', null, held), panel('Savings', null, saved)), panel('Why no more was cached', null, why),
+    fill(main, h('h1.away', null, 'Cache'), h('div.pair', null, panel('Tiers', null, held.node, pages), panel('Savings', null, saved)), panel('Why no more was cached', null, why.node),
       panel('Disk', null, disk), panel('Prefix tree', h('button.small', { onclick: loadTree }, 'Refresh'), edges), panel('Flush', null, h('p.hint', null, 'Drops cached pages; what runs keeps its own until it ends.'), flush));
     load();
     loadTree();

@@ -1,8 +1,9 @@
 // What the server does at this moment.
-import { h, fill, say, table, panel, facts, bar, count, rate, bytes, seconds, percent, id, when, fixed, none } from './ui.js';
+import { h, fill, say, liveTable, panel, facts, bar, count, rate, bytes, seconds, percent, id, when, fixed, none } from './ui.js';
 import { chart } from './chart.js';
 import { state, watch, serverNow } from './live.js';
 
+const LINES_MAX = 12;
 const ms = (value) => seconds(value == null ? null : value / 1000);
 
 /** A figure: a name, a large value, a line below. update(value, below). */
@@ -11,17 +12,15 @@ function figure(name) {
   return { node: h('div', null, h('dt', null, name), value, below), update(text, more = '') { say(value, text); say(below, more); } };
 }
 
+const tierNames = { memory: 'Memory', disk: 'Disk' };
 /** The tiers of the cache, of overview or cache: one line each. */
-export function tiers(list) {
-  const names = { memory: 'Memory', disk: 'Disk' };
-  return table('Tiers of the cache', [
-    { name: 'Tier', cell: (t) => names[t.name] ?? t.name },
-    { name: 'Held', num: true, cell: (t) => bytes(t.bytes) },
-    { name: 'Of', num: true, cell: (t) => (t.bytes_max ? bytes(t.bytes_max) : 'no bound') },
-    { name: 'Full', num: true, cell: (t) => (t.bytes_max ? percent(t.bytes, t.bytes_max) : none) },
-    { name: '', cell: (t) => bar([{ size: t.bytes, kind: 'held' }], t.bytes_max || t.bytes, `${names[t.name] ?? t.name}: ${bytes(t.bytes)}`) },
-  ], list, { empty: 'No tier is open.' });
-}
+export const tierTable = () => liveTable('Tiers of the cache', [
+  { name: 'Tier', cell: (t) => tierNames[t.name] ?? t.name },
+  { name: 'Held', num: true, cell: (t) => bytes(t.bytes) },
+  { name: 'Of', num: true, cell: (t) => (t.bytes_max ? bytes(t.bytes_max) : 'no bound') },
+  { name: 'Full', num: true, cell: (t) => (t.bytes_max ? percent(t.bytes, t.bytes_max) : none) },
+  { name: '', cell: (t) => bar([{ size: t.bytes, kind: 'held' }], t.bytes_max || t.bytes, `${tierNames[t.name] ?? t.name}: ${bytes(t.bytes)}`) },
+], { empty: 'No tier is open.' });
 
 export default {
   title: 'Now',
@@ -42,26 +41,27 @@ export default {
       chart('CPU, cores', [{ name: 'this process', color: '--accent', fill: true, value: (p) => p.cpu }], (v) => fixed(v, 2)),
       chart('Accepted length', [{ name: 'tokens a pass', color: '--accent', value: (p) => p.overview.window.accepted_length }], (v) => fixed(v, 2)),
     ];
-    const running = h('div'), held = h('div'), totals = h('div');
+    const held = tierTable(), totals = h('div'), others = h('p.hint');
+    const running = liveTable('Requests that live', [
+      { name: 'Session', cell: (r) => r.label ?? (r.session ? id(r.session) : none) },
+      { name: 'Phase', cell: (r) => h(`span.phase.${r.phase}`, null, r.phase) },
+      { name: 'Prompt', num: true, cell: (r) => count(r.prompt_tokens) },
+      { name: 'Cached', num: true, cell: (r) => (r.cached_tokens === null ? none : percent(r.cached_tokens, r.prompt_tokens)) },
+      { name: 'Output', num: true, cell: (r) => count(r.output_tokens) },
+      { name: 'Accepted', num: true, cell: (r) => fixed(r.accepted_length, 2) },
+      { name: 'For', num: true, cell: (r) => seconds(Math.max(0, serverNow() - r.received_ms) / 1000) },
+      { name: 'Tenant', cell: (r) => r.tenant },
+      { name: 'Request', cell: (r) => id(r.id) },
+    ], { empty: 'Nothing runs.' });
     fill(main, h('h1.away', null, 'Now'), h('dl.figures', null, Object.values(f).map((one) => one.node)),
       h('div.charts', null, charts.map((c) => c.node)),
-      panel('Running', h('a', { href: '#/requests' }, 'Timeline'), running),
-      h('div.pair', null, panel('Tiers', h('a', { href: '#/cache' }, 'Cache'), held), panel('Since the start', h('a', { href: '#/usage' }, 'Usage'), totals)));
+      panel('Running', h('a', { href: '#/requests' }, 'Timeline'), running.node, others),
+      h('div.pair', null, panel('Tiers', h('a', { href: '#/cache' }, 'Cache'), held.node), panel('Since the start', h('a', { href: '#/usage' }, 'Usage'), totals)));
 
     const drawRunning = () => {
-      const now = serverNow();
       const list = [...state.requests.values()].filter((r) => r.phase !== 'done');
-      fill(running, table('Requests that live', [
-        { name: 'Request', cell: (r) => id(r.id) },
-        { name: 'Tenant', cell: (r) => r.tenant },
-        { name: 'Session', cell: (r) => r.label ?? (r.session ? id(r.session) : none) },
-        { name: 'Phase', cell: (r) => h(`span.phase.${r.phase}`, null, r.phase) },
-        { name: 'Prompt', num: true, cell: (r) => count(r.prompt_tokens) },
-        { name: 'Cached', num: true, cell: (r) => (r.cached_tokens === null ? none : percent(r.cached_tokens, r.prompt_tokens)) },
-        { name: 'Output', num: true, cell: (r) => count(r.output_tokens) },
-        { name: 'Accepted', num: true, cell: (r) => fixed(r.accepted_length, 2) },
-        { name: 'For', num: true, cell: (r) => seconds(Math.max(0, now - r.received_ms) / 1000) },
-      ], list.slice(0, 12), { empty: 'Nothing runs.' }), list.length > 12 && h('p.hint', null, `and ${count(list.length - 12)} more`));
+      running.update(list.slice(0, LINES_MAX));
+      say(others, list.length > LINES_MAX ? `and ${count(list.length - LINES_MAX)} more` : '');
     };
     const draw = (what) => {
       const o = state.overview;
@@ -79,7 +79,7 @@ export default {
       f.memory.update(bytes(o.process.memory_bytes), `peak ${bytes(o.process.memory_peak_bytes)}`);
       f.saved.update(seconds(o.saved_seconds), 'estimate, since the start');
       charts.forEach((c) => c.update(state.history));
-      fill(held, tiers(o.tiers));
+      held.update(o.tiers);
       const t = o.totals;
       fill(totals, facts([
         ['Started', when(o.started_at)],

@@ -1,5 +1,5 @@
 // Requests over time: one lane a session, a bar a request (waiting, prefill, decode), and the pause while the agent runs a tool.
-import { h, fill, say, table, panel, count, seconds, percent, id, none, notice, when } from './ui.js';
+import { h, fill, say, liveTable, panel, count, seconds, percent, id, none, notice, when } from './ui.js';
 import { post } from './api.js';
 import { state, watch, serverNow } from './live.js';
 
@@ -44,15 +44,37 @@ export default {
     let span = 60, needle = '', boxes = [], palette = colours();
     const canvas = h('canvas', { role: 'img', 'aria-label': 'Timeline of requests; the table below says the same in words.' });
     const tip = h('div.tip', { hidden: true });
-    const lane = h('div.lanes', null, canvas, tip), more = h('p.hint'), list = h('div');
+    const lane = h('div.lanes', null, canvas, tip), more = h('p.hint'), rest = h('p.hint');
     const window_ = h('select', { 'aria-label': 'Span of the timeline', onchange: (e) => { span = Number(e.target.value); draw(); } },
       [[60, '1 minute'], [300, '5 minutes'], [900, '15 minutes'], [3600, '1 hour']].map(([value, name]) => h('option', { value }, name)));
     const search = h('input', { type: 'search', placeholder: 'Tenant, session, tool, id', 'aria-label': 'Filter requests', oninput: (e) => { needle = e.target.value.trim().toLowerCase(); draw(); } });
+    const cancel = async (r) => {
+      try {
+        await post(`requests/${encodeURIComponent(r.id)}/cancel`);
+        notice(`${r.id} is being cancelled`);
+      } catch (error) { notice(error.message, 'bad'); }
+    };
+    const lines = liveTable('Requests, newest first', [
+      { name: 'Received', cell: (r) => when(r.received_ms / 1000) },
+      { name: 'State', cell: (r) => [
+        h(`span.phase.${r.phase === 'done' ? (went(r) ? 'done' : 'bad') : r.phase}`, null, r.finish ?? r.phase, r.status && r.status !== 200 && r.status !== 499 ? ` ${r.status}` : ''),
+        !['done', 'commit'].includes(r.phase) && h('button.small', { onclick: () => cancel(r), 'aria-label': `Cancel ${r.id}` }, 'Cancel')] },
+      { name: 'Session', cell: (r) => (r.session ? h('a', { href: `#/sessions/${encodeURIComponent(r.session)}` }, r.label ?? `…${r.session.slice(-8)}`) : r.label ?? none) },
+      { name: 'Prompt', num: true, cell: (r) => count(r.prompt_tokens) },
+      { name: 'Cached', num: true, cell: (r) => (r.cached_tokens === null ? none : percent(r.cached_tokens, r.prompt_tokens)) },
+      { name: 'Output', num: true, cell: (r) => count(r.output_tokens) },
+      { name: 'First token', num: true, cell: (r) => (r.first_ms === null ? none : seconds((r.first_ms - r.received_ms) / 1000)) },
+      { name: 'Whole', num: true, cell: (r) => seconds(((r.ended_ms ?? serverNow()) - r.received_ms) / 1000) },
+      { name: 'Calls', cell: (r) => r.tool ?? none },
+      { name: 'Tenant', cell: (r) => r.tenant },
+      { name: 'Dialect', cell: (r) => r.dialect },
+      { name: 'Request', cell: (r) => id(r.id) },
+    ], { empty: 'No requests yet.', dense: true, fixed: (r) => r.phase === 'done' });
     fill(main, h('h1.away', null, 'Requests'),
       panel('Timeline', [search, window_],
         h('p.key', null, [['prepare', 'prepare'], ['queue', 'queue'], ['prefill', 'prefill'], ['decode', 'decode'], ['pause', 'tool pause'], ['bad', 'failed or cancelled']].map(([kind, name]) => h('span', null, h(`i.${kind}`), name))),
         lane, more),
-      panel('Requests', null, list));
+      panel('Requests', null, lines.node, rest));
 
     const chosen = () => [...state.requests.values()].filter((r) =>
       !needle || [r.id, r.tenant, r.session, r.label, r.tool, r.dialect, r.turn, r.model].some((text) => text?.toLowerCase().includes(needle)));
@@ -78,7 +100,7 @@ export default {
         g.fillRect(Math.min(Math.round(at), wide - 1), AXIS - 4, 1, height);
         g.fillStyle = palette.muted;
         g.textAlign = t === 0 ? 'left' : t >= span ? 'right' : 'center';
-        g.fillText(t >= span ? 'now' : `−${seconds(span - t)}`, at, 8);
+        g.fillText(t >= span ? 'now' : `−${seconds(Math.round(span - t)).replace('.0', '')}`, at, 8);
       }
       boxes = [];
       shown.forEach((one, row) => {
@@ -133,30 +155,10 @@ export default {
     });
     canvas.addEventListener('pointerleave', () => { tip.hidden = true; });
 
-    const cancel = async (r) => {
-      try {
-        await post(`requests/${encodeURIComponent(r.id)}/cancel`);
-        notice(`${r.id} is being cancelled`);
-      } catch (error) { notice(error.message, 'bad'); }
-    };
     function drawList() {
-      if (list.contains(document.activeElement) && document.activeElement.tagName === 'BUTTON') return; // not under a finger
-      const now = serverNow(), rows = chosen().reverse();
-      fill(list, table('Requests, newest first', [
-        { name: 'Received', cell: (r) => when(r.received_ms / 1000) },
-        { name: 'Request', cell: (r) => id(r.id) },
-        { name: 'Tenant', cell: (r) => r.tenant },
-        { name: 'Session', cell: (r) => (r.session ? h('a', { href: `#/sessions/${encodeURIComponent(r.session)}` }, r.label ?? `…${r.session.slice(-8)}`) : r.label ?? none) },
-        { name: 'Dialect', cell: (r) => r.dialect },
-        { name: 'State', cell: (r) => h(`span.phase.${r.phase === 'done' ? (went(r) ? 'done' : 'bad') : r.phase}`, null, r.finish ?? r.phase, r.status && r.status !== 200 && r.status !== 499 ? ` ${r.status}` : '') },
-        { name: 'Prompt', num: true, cell: (r) => count(r.prompt_tokens) },
-        { name: 'Cached', num: true, cell: (r) => (r.cached_tokens === null ? none : percent(r.cached_tokens, r.prompt_tokens)) },
-        { name: 'Output', num: true, cell: (r) => count(r.output_tokens) },
-        { name: 'First token', num: true, cell: (r) => (r.first_ms === null ? none : seconds((r.first_ms - r.received_ms) / 1000)) },
-        { name: 'Whole', num: true, cell: (r) => seconds(((r.ended_ms ?? now) - r.received_ms) / 1000) },
-        { name: 'Calls', cell: (r) => r.tool ?? none },
-        { name: '', cell: (r) => (r.phase === 'done' || r.phase === 'commit' ? '' : h('button.small', { onclick: () => cancel(r), 'aria-label': `Cancel ${r.id}` }, 'Cancel')) },
-      ], rows.slice(0, ROWS_MAX), { empty: 'No requests yet.', dense: true }), rows.length > ROWS_MAX && h('p.hint', null, `The newest ${ROWS_MAX} of ${count(rows.length)}; the filter looks at all of them.`));
+      const rows = chosen().reverse();
+      lines.update(rows.slice(0, ROWS_MAX));
+      say(rest, rows.length > ROWS_MAX ? `The newest ${ROWS_MAX} of ${count(rows.length)}; the filter looks at all of them.` : '');
     }
     const draw = () => { drawLanes(); drawList(); };
     const recolour = () => { palette = colours(); drawLanes(); };

@@ -4,12 +4,13 @@ import { get } from './api.js';
 
 const ns = (value) => seconds(value / 1e9);
 const columns = [
-  { name: 'Turns', key: 'turns' }, { name: 'Cancelled', key: 'cancelled' }, { name: 'Failed', key: 'failed' }, { name: 'Prompt', key: 'prompt_tokens' }, { name: 'Cached', key: 'cached_tokens' },
+  { name: 'Turns', key: 'turns' }, { name: 'Prompt', key: 'prompt_tokens' }, { name: 'Cached', key: 'cached_tokens' },
   { name: 'From disk', key: 'restored_tokens' }, { name: 'Output', key: 'output_tokens' }, { name: 'Reasoning', key: 'reasoning_tokens' }, { name: 'Drafted', key: 'drafted_tokens' }, { name: 'Accepted', key: 'accepted_tokens' },
 ].map(({ name, key }) => ({ name, num: true, cell: (r) => count(r[key]) })).concat([
   { name: 'Hit', num: true, cell: (r) => percent(r.cached_tokens, r.prompt_tokens) },
   { name: 'Queue', num: true, cell: (r) => ns(r.queue_ns) }, { name: 'Prefill', num: true, cell: (r) => ns(r.prefill_ns) }, { name: 'Decode', num: true, cell: (r) => ns(r.decode_ns) },
   { name: 'Saved', num: true, cell: (r) => seconds(r.saved_seconds) },
+  { name: 'Cancelled · failed', num: true, cell: (r) => `${count(r.cancelled)} · ${count(r.failed)}` },
 ]);
 const withTotal = (rows, totals) => (rows.length ? [...rows, { total: true, ...totals }] : rows);
 const mark = (tr, row) => { if (row.total) tr.className = 'total'; };
