@@ -8,7 +8,7 @@ import { randomInt } from 'node:crypto';
 import http2 from 'node:http2';
 
 export const root = join(dirname(fileURLToPath(import.meta.url)), '../..');
-const build = process.env.WHIMBREL_E2E_BUILD ?? join(root, 'build');
+export const build = process.env.WHIMBREL_E2E_BUILD ?? join(root, 'build');
 export const program = join(build, 'whimbrel');
 export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 export const pick = (list) => list[randomInt(list.length)];
