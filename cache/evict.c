@@ -37,6 +37,7 @@
 #include "engine/base/thread.h"
 
 #define REBUILDS_S 4
+#define PREFETCH_LEAVES 8 /* a leaf's node lies anywhere */
 /* The next three were chosen on every other session of the agent traces, 8 and 16 at a time. */
 #define PRIOR_RETURNS 32.0f /* weight of the wider table in a narrower one, in returns */
 #define PRIOR_S 30.0f       /* hazard before anything is known: 1 / (this + age) */
@@ -274,7 +275,9 @@ static void learn(kv_index *index, uint64_t now)
     for (uint32_t c = 0; c < KV_CLASSES; c++)
         memset(index->classes[c].open, 0, sizeof index->classes[c].open);
     for (uint32_t i = 0; i < index->heap_count; i++) {
-        const kv_node *node = &index->nodes[index->heap[i]];
+        const kv_node *node = &index->nodes[index->heap[i].at];
+        if (i + PREFETCH_LEAVES < index->heap_count)
+            __builtin_prefetch(&index->nodes[index->heap[i + PREFETCH_LEAVES].at]);
         uint32_t class = node->paused != 0 ? node->pause_class : CLASS_ANSWER;
         uint64_t since = node->paused != 0 ? node->paused : node->used_whole;
         index->classes[class].open[age_of(index, since, now)] += 1;
@@ -333,55 +336,53 @@ static uint64_t value_rank(const kv_index *index, const kv_node *node, uint64_t 
 uint64_t kv_index__rank(const kv_index *index, const kv_node *node)
 {
     if (index->policy == KV_POLICY_VALUE)
-        return node->rank;
+        return value_rank(index, node, index->clock);
     return pin_holds_last(node) && node->pin_until > node->used ? node->pin_until : node->used;
 }
 
-static bool before(const kv_index *index, uint32_t a, uint32_t b)
+static void place(kv_index *index, uint32_t slot, kv_heap_entry entry)
 {
-    return kv_index__rank(index, &index->nodes[a]) < kv_index__rank(index, &index->nodes[b]);
-}
-
-static void place(kv_index *index, uint32_t slot, uint32_t at)
-{
-    index->heap[slot] = at;
-    index->nodes[at].heap_at = slot;
+    index->heap[slot] = entry;
+    index->nodes[entry.at].heap_at = slot;
 }
 
 static void sift_down(kv_index *index, uint32_t slot)
 {
-    uint32_t at = index->heap[slot];
+    const kv_heap_entry *heap = index->heap;
+    kv_heap_entry entry = heap[slot];
     for (;;) {
         uint32_t down = 2 * slot + 1;
         if (down >= index->heap_count)
             break;
-        if (down + 1 < index->heap_count && before(index, index->heap[down + 1], index->heap[down]))
+        if (down + 1 < index->heap_count && heap[down + 1].rank < heap[down].rank)
             down++;
-        if (!before(index, index->heap[down], at))
+        if (heap[down].rank >= entry.rank)
             break;
-        place(index, slot, index->heap[down]);
+        place(index, slot, heap[down]);
         slot = down;
     }
-    place(index, slot, at);
+    place(index, slot, entry);
 }
 
 static void sift(kv_index *index, uint32_t slot)
 {
-    uint32_t at = index->heap[slot];
-    while (slot > 0) {
-        uint32_t up = (slot - 1) / 2;
-        if (!before(index, at, index->heap[up]))
-            break;
-        place(index, slot, index->heap[up]);
-        slot = up;
+    kv_heap_entry entry = index->heap[slot];
+    while (slot > 0 && entry.rank < index->heap[(slot - 1) / 2].rank) {
+        place(index, slot, index->heap[(slot - 1) / 2]);
+        slot = (slot - 1) / 2;
     }
-    place(index, slot, at);
+    place(index, slot, entry);
     sift_down(index, slot);
 }
 
 /* All anew. */
-static void heapify(kv_index *index)
+static void rank_all(kv_index *index)
 {
+    for (uint32_t i = 0; i < index->heap_count; i++) {
+        if (i + PREFETCH_LEAVES < index->heap_count)
+            __builtin_prefetch(&index->nodes[index->heap[i + PREFETCH_LEAVES].at]);
+        index->heap[i].rank = kv_index__rank(index, &index->nodes[index->heap[i].at]);
+    }
     for (uint32_t i = index->heap_count / 2; i-- > 0;)
         sift_down(index, i);
 }
@@ -389,8 +390,8 @@ static void heapify(kv_index *index)
 void kv_index__heap_put(kv_index *index, uint32_t at)
 {
     CHECK(index->nodes[at].heap_at == KV_NODE_NONE);
-    index->nodes[at].rank = value_rank(index, &index->nodes[at], index->clock);
-    place(index, index->heap_count++, at);
+    uint64_t rank = kv_index__rank(index, &index->nodes[at]);
+    place(index, index->heap_count++, (kv_heap_entry){.rank = rank, .at = at});
     sift(index, index->nodes[at].heap_at);
 }
 
@@ -400,8 +401,8 @@ void kv_index__heap_take(kv_index *index, uint32_t at)
     if (slot == KV_NODE_NONE)
         return;
     index->nodes[at].heap_at = KV_NODE_NONE;
-    uint32_t last = index->heap[--index->heap_count];
-    if (last == at)
+    kv_heap_entry last = index->heap[--index->heap_count];
+    if (last.at == at)
         return;
     place(index, slot, last);
     sift(index, slot);
@@ -409,20 +410,22 @@ void kv_index__heap_take(kv_index *index, uint32_t at)
 
 void kv_index__heap_move(kv_index *index, uint32_t at)
 {
-    if (index->nodes[at].heap_at == KV_NODE_NONE)
+    uint32_t slot = index->nodes[at].heap_at;
+    if (slot == KV_NODE_NONE)
         return;
-    index->nodes[at].rank = value_rank(index, &index->nodes[at], index->clock);
-    sift(index, index->nodes[at].heap_at);
+    uint64_t rank = kv_index__rank(index, &index->nodes[at]);
+    if (rank == index->heap[slot].rank)
+        return;
+    index->heap[slot].rank = rank;
+    sift(index, slot);
 }
 
-/* Ranks as of now. */
-static void rebuild(kv_index *index, uint64_t now)
+/* Ranks as of now, which is index->clock. */
+static void rebuild(kv_index *index)
 {
-    learn(index, now);
-    for (uint32_t i = 0; i < index->heap_count; i++)
-        index->nodes[index->heap[i]].rank = value_rank(index, &index->nodes[index->heap[i]], now);
-    heapify(index);
-    index->rebuild_at = now + index->second / REBUILDS_S + 1;
+    learn(index, index->clock);
+    rank_all(index);
+    index->rebuild_at = index->clock + index->second / REBUILDS_S + 1;
 }
 
 void kv_index_set_policy(kv_index *index, kv_policy policy, uint64_t second)
@@ -432,7 +435,7 @@ void kv_index_set_policy(kv_index *index, kv_policy policy, uint64_t second)
     index->policy = policy;
     index->second = second;
     index->rebuild_at = 0;
-    heapify(index);
+    rank_all(index);
 }
 
 void kv_index_set_cost(kv_index *index, uint32_t doubling)
@@ -448,9 +451,9 @@ uint32_t kv_index_evict(kv_index *index, uint32_t free_pages, uint64_t now)
     index->clock = now > index->clock ? now : index->clock;
     bool by_value = index->policy == KV_POLICY_VALUE;
     if (by_value && now >= index->rebuild_at && kv_pool_free_count(index->pool) < free_pages)
-        rebuild(index, now);
+        rebuild(index);
     while (kv_pool_free_count(index->pool) < free_pages && index->heap_count > 0) {
-        uint32_t at = index->heap[0];
+        uint32_t at = index->heap[0].at;
         kv_node *leaf = &index->nodes[at];
         uint32_t page = kv_index__last_page(index, leaf);
         if (pin_holds_last(leaf) && leaf->pin_until > now)

@@ -872,10 +872,10 @@ static bool check_node(const kv_index *index, uint32_t at, uint32_t *refs, uint3
     HOLDS(node->used_whole <= node->used);
     HOLDS((node->heap_at != KV_NODE_NONE) == (node->child == KV_NODE_NONE));
     if (node->heap_at != KV_NODE_NONE) {
-        HOLDS(node->heap_at < index->heap_count && index->heap[node->heap_at] == at);
-        HOLDS(kv_index__rank(
-                  index, &index->nodes[index->heap[(node->heap_at - (node->heap_at > 0)) / 2]]) <=
-              kv_index__rank(index, node));
+        const kv_heap_entry *entry = &index->heap[node->heap_at];
+        HOLDS(node->heap_at < index->heap_count && entry->at == at);
+        HOLDS(index->heap[(node->heap_at - (node->heap_at > 0)) / 2].rank <= entry->rank);
+        HOLDS(index->policy != KV_POLICY_LRU || entry->rank == kv_index__rank(index, node));
     }
     uint32_t first = first_page(index, node), row = row_of(node->from);
     HOLDS(rows_of(index, first)[row] == node->first);

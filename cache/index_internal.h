@@ -36,9 +36,15 @@ typedef struct kv_node {
     };
     uint64_t paused;     /* since when; 0: no pause is open */
     uint64_t pause_mark; /* hash of the last whole page before the pause; 0: there is none */
-    uint64_t rank;       /* as last computed; the heap's order under KV_POLICY_VALUE */
     uint16_t pause_class;
 } kv_node;
+
+/* A leaf's place in the order of eviction. The rank stands beside the number, so that finding the
+ * next leaf reads the heap alone and no nodes. */
+typedef struct kv_heap_entry {
+    uint64_t rank;
+    uint32_t at;
+} kv_heap_entry;
 
 #define KV_CLASSES 256 /* 0: unknown; the next three are evict.c's own; the others by class_key */
 #define KV_AGES 44     /* KV_AGE_FIRST_S * 2^(i / 2) and on: the last begins after 8 days */
@@ -72,7 +78,7 @@ struct kv_index {
     int32_t *tokens;     /* [page_count][KV_PAGE_TOKENS]: what the rows of each listed page hold */
     uint8_t *known;      /* how many of those rows are filled in */
     uint32_t *page_refs; /* nodes that list the page */
-    uint32_t *heap;      /* of evictable leaves, least valuable first */
+    kv_heap_entry *heap; /* of evictable leaves, least valuable first */
     uint32_t heap_count;
     kv_policy policy;
     uint64_t second, rebuild_at; /* of `now`; when ranks are next computed anew */
