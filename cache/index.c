@@ -4,11 +4,11 @@
  * them p7  p8  p9  └─ [t …] p9     p9 or a copy   an edge that begins inside a page lists a page
  * for that slot, too
  *
- * A node is its edge and what hangs under it. Nodes, page lists (runs of 15 numbers, a cache line
- * each) and the hash table of children are allocated by create. The tokens are kept by page, not by
- * edge: a page's rows never change while it is listed, a page that two edges share needs them once,
- * and their bound is the pool's. Edges whose pages were handed out in order are compared many pages
- * at a time.
+ * A node is its edge and what hangs under it. Nodes, page lists (runs of spans of pages, a cache
+ * line each) and the hash table of children are allocated by create. The tokens are kept by page,
+ * not by edge: a page's rows never change while it is listed, a page that two edges share needs
+ * them once, and their bound is the pool's. Pages that were handed out in order are one span, and
+ * their tokens are compared as one piece of memory.
  *
  * Which page covers a row: the deepest edge's on the path. Whoever wrote an edge that begins inside
  * a page either went on in that page or wrote a copy of its first rows, so that edge's page holds
@@ -32,18 +32,13 @@
 #include "cache/table.h"
 #include "engine/base/thread.h"
 
-/* How far ahead of the comparison tokens are asked for: an edge's pages may lie anywhere in memory,
- * and one page's 512 bytes are too short for the processor to guess the next. */
-#define PREFETCH_PAGES 8
-/* Pages that lie one behind the other are compared at one go, so many at most. Of a session that is
- * not in any cache (interleaved with plain reads of the same rows, which take 70 to 74 % of the
- * time) 32 took 4 to 15 % less than one, 4, 8 and 128 no less. Comparing 4 KiB while the next
- * 4 KiB are asked for takes 18 us of 512 KiB instead of 24 where rows alone are compared, but in
- * the tree it gave no more than the noise (p.match.128K.10K.cold, 52 us against 54): what is left
- * lies beside the rows, in runs and counts. */
-#define JOIN_PAGES 32
+/* How far ahead of the comparison tokens are asked for, and how many are compared at one go. Of
+ * 128K tokens that are in no cache, all ways in turn in one process on a Zen 5 core: the rows read
+ * and not compared 23 us, one memcmp of them 28, these two 30, without asking 36 to 38, 2,048 ahead
+ * or pieces of 1,024 no better, vectors of 64 bytes of our own 34 to 40. */
+#define AHEAD_TOKENS 1024
+#define PIECE_TOKENS 512
 #define CACHE_LINE_BYTES 64
-#define COUNTS_PER_LINE (CACHE_LINE_BYTES / sizeof(uint32_t))
 
 /* A place in the tree: `in_edge` tokens into the edge of `at`, `depth` tokens from the start. */
 typedef struct cursor {
@@ -171,6 +166,7 @@ static uint32_t take_run(kv_index *index)
     index->run_free = index->runs[at].next;
     index->run_free_count--;
     index->runs[at].next = KV_NODE_NONE;
+    index->runs[at].used = 0;
     return at;
 }
 
@@ -183,28 +179,38 @@ static void give_run(kv_index *index, uint32_t at)
 
 static uint32_t first_page(const kv_index *index, const kv_node *node)
 {
-    return index->runs[node->run_first].pages[node->run_start];
+    return index->runs[node->run_first].spans[node->run_start].page;
+}
+
+static kv_span *last_span(const kv_index *index, const kv_node *node)
+{
+    kv_run *run = &index->runs[node->run_last];
+    return &run->spans[run->used - 1];
 }
 
 uint32_t kv_index__last_page(const kv_index *index, const kv_node *node)
 {
-    uint32_t last = (node->run_start + node->page_count - 1) % KV_RUN_PAGES;
-    return index->runs[node->run_last].pages[last];
+    const kv_span *span = last_span(index, node);
+    return span->page + span->count - 1;
 }
 
 /* Lists a page at the end of an edge and takes the tree's reference. */
 static void list_page(kv_index *index, kv_node *node, uint32_t page)
 {
-    uint32_t slot = (node->run_start + node->page_count) % KV_RUN_PAGES;
-    if (slot == 0 || node->page_count == 0) {
-        uint32_t run = take_run(index);
-        if (node->page_count == 0)
-            node->run_first = run;
-        else
-            index->runs[node->run_last].next = run;
-        node->run_last = run;
+    if (node->page_count > 0 && kv_index__last_page(index, node) + 1 == page) {
+        last_span(index, node)->count++;
+    } else {
+        if (node->page_count == 0 || index->runs[node->run_last].used == KV_RUN_SPANS) {
+            uint32_t run = take_run(index);
+            if (node->page_count == 0)
+                node->run_first = run;
+            else
+                index->runs[node->run_last].next = run;
+            node->run_last = run;
+        }
+        kv_run *run = &index->runs[node->run_last];
+        run->spans[run->used++] = (kv_span){.page = page, .count = 1};
     }
-    index->runs[node->run_last].pages[slot] = page;
     node->page_count++;
     kv_pool_ref(index->pool, page);
     if (index->page_refs[page]++ == 0)
@@ -226,19 +232,21 @@ static uint32_t unlist_page(kv_index *index, uint32_t page)
 /* Takes the last page off an edge's list. */
 static uint32_t drop_last_page(kv_index *index, kv_node *node)
 {
-    uint32_t page = kv_index__last_page(index, node);
-    uint32_t slot = (node->run_start + node->page_count - 1) % KV_RUN_PAGES;
+    kv_span *span = last_span(index, node);
+    uint32_t page = span->page + span->count - 1, last = node->run_last;
     node->page_count--;
-    if (slot == 0 || node->page_count == 0) {
-        uint32_t last = node->run_last, run = node->run_first;
-        if (run == last) {
-            node->run_first = node->run_last = KV_NODE_NONE;
-        } else {
-            while (index->runs[run].next != last)
-                run = index->runs[run].next;
-            index->runs[run].next = KV_NODE_NONE;
-            node->run_last = run;
-        }
+    if (--span->count == 0)
+        index->runs[last].used--;
+    if (node->page_count == 0) {
+        node->run_first = node->run_last = KV_NODE_NONE;
+        node->run_start = 0;
+        give_run(index, last);
+    } else if (index->runs[last].used == 0) {
+        uint32_t run = node->run_first;
+        while (index->runs[run].next != last)
+            run = index->runs[run].next;
+        index->runs[run].next = KV_NODE_NONE;
+        node->run_last = run;
         give_run(index, last);
     }
     return unlist_page(index, page);
@@ -246,46 +254,77 @@ static uint32_t drop_last_page(kv_index *index, kv_node *node)
 
 /* ---- walking ---- */
 
-/* The pages of an edge one after the other, from its page `at` on. */
-typedef struct page_walk {
+/* A place in an edge's list of pages: `skip` pages into a span. */
+typedef struct place {
     const kv_run *run;
-    uint32_t slot, left;
-} page_walk;
+    uint32_t span, skip;
+} place;
 
-static page_walk walk_pages(const kv_index *index, const kv_node *node, uint32_t at, uint32_t count)
+/* An edge's page number `at`; there is one. */
+static place place_of(const kv_index *index, const kv_node *node, uint32_t at)
 {
-    const kv_run *run = &index->runs[node->run_first];
-    for (at += node->run_start; at >= KV_RUN_PAGES; at -= KV_RUN_PAGES)
-        run = &index->runs[run->next];
-    return (page_walk){.run = run, .slot = at, .left = count};
-}
-
-/* There is one: walk->left > 0. */
-static uint32_t next_page(const kv_index *index, page_walk *walk)
-{
-    uint32_t page = walk->run->pages[walk->slot];
-    if (--walk->left > 0 && ++walk->slot == KV_RUN_PAGES) {
-        walk->run = &index->runs[walk->run->next];
-        walk->slot = 0;
-        if (walk->left > KV_RUN_PAGES)
-            __builtin_prefetch(&index->runs[walk->run->next]);
+    place p = {.run = &index->runs[node->run_first], .span = node->run_start, .skip = at};
+    while (p.skip >= p.run->spans[p.span].count) {
+        p.skip -= p.run->spans[p.span].count;
+        if (++p.span == p.run->used)
+            p = (place){.run = &index->runs[p.run->next], .skip = p.skip};
     }
-    return page;
+    return p;
 }
 
-/* Asks for the next page of a walk, whose last page was `last`; returns it. Rows that lie behind
- * those of the last page the processor finds by itself, and faster. The pool's counts are touched
- * once the match is known. */
-static uint32_t prefetch_page(const kv_index *index, page_walk *walk, uint32_t last)
+/* To the beginning of the next span; false if there is none. */
+static bool next_span(const kv_index *index, place *p)
 {
-    uint32_t page = next_page(index, walk);
-    const char *rows = (const char *)rows_of(index, page);
-    bool jump = page != last + 1;
-    for (uint32_t i = 0; jump && i < KV_PAGE_TOKENS * sizeof(int32_t); i += CACHE_LINE_BYTES)
-        __builtin_prefetch(rows + i);
-    if (jump || page % COUNTS_PER_LINE == 0)
-        kv_pool_prefetch(index->pool, page);
-    return page;
+    p->skip = 0;
+    if (++p->span < p->run->used)
+        return true;
+    if (p->run->next == KV_NODE_NONE)
+        return false;
+    *p = (place){.run = &index->runs[p->run->next]};
+    if (p->run->next != KV_NODE_NONE)
+        __builtin_prefetch(&index->runs[p->run->next]);
+    return true;
+}
+
+/* The rows of an edge, one behind the other: `left` tokens at `rows`, then the next span's. */
+typedef struct row_walk {
+    place at;
+    const int32_t *rows;
+    uint32_t left;
+} row_walk;
+
+static void enter_span(const kv_index *index, row_walk *w)
+{
+    kv_span span = w->at.run->spans[w->at.span];
+    w->rows = rows_of(index, span.page + w->at.skip);
+    w->left = (span.count - w->at.skip) * KV_PAGE_TOKENS;
+}
+
+/* The next rows that lie in a row, `most` at most; 0 behind the edge's last page. */
+static uint32_t next_rows(const kv_index *index, row_walk *w, const int32_t **rows, uint32_t most)
+{
+    if (w->left == 0) {
+        if (!next_span(index, &w->at))
+            return 0;
+        enter_span(index, w);
+    }
+    uint32_t n = w->left < most ? w->left : most;
+    *rows = w->rows;
+    w->rows += n;
+    w->left -= n;
+    return n;
+}
+
+/* Asks for the next `tokens` tokens of a walk, and for their pages' counts, which are touched once
+ * the match is known. */
+static void prefetch_rows(const kv_index *index, row_walk *w, uint32_t tokens)
+{
+    const int32_t *rows;
+    for (uint32_t n; tokens > 0 && (n = next_rows(index, w, &rows, tokens)) > 0; tokens -= n) {
+        for (uint32_t i = 0; i < n; i += CACHE_LINE_BYTES / sizeof *rows)
+            __builtin_prefetch(rows + i);
+        kv_pool_prefetch(index->pool, (uint32_t)((rows - index->tokens) / KV_PAGE_TOKENS));
+    }
 }
 
 /* How many of tokens[0..count) an edge goes on with after its first `skip`. */
@@ -296,34 +335,26 @@ static uint32_t common_length(const kv_index *index, const kv_node *node, uint32
     uint32_t done = 0, from = node->from + skip, row = row_of(from);
     if (limit == 0)
         return 0;
-    page_walk here = walk_pages(index, node, slot_of(from) - slot_of(node->from),
-                                slots_touched(from, limit)),
-              ahead = here;
-    uint32_t last = KV_PAGE_NONE - 1; /* before no page */
-    for (uint32_t i = 0; i < PREFETCH_PAGES && ahead.left > 0; i++)
-        last = prefetch_page(index, &ahead, last);
+    row_walk here = {.at = place_of(index, node, slot_of(from) - slot_of(node->from))};
+    enter_span(index, &here);
+    here.rows += row;
+    here.left -= row;
+    row_walk ahead = here;
+    for (uint32_t i = 0; i < AHEAD_TOKENS && i < limit; i += PIECE_TOKENS)
+        prefetch_rows(index, &ahead, PIECE_TOKENS);
     while (done < limit) {
-        uint32_t page = next_page(index, &here), joined = 1;
-        while (joined < JOIN_PAGES && here.left > 0 &&
-               here.run->pages[here.slot] == page + joined) {
-            next_page(index, &here);
-            joined++;
-        }
-        for (uint32_t i = 0; i < joined && ahead.left > 0; i++)
-            last = prefetch_page(index, &ahead, last);
-        const int32_t *have = rows_of(index, page) + row;
-        uint32_t span = joined * KV_PAGE_TOKENS - row;
-        if (span > limit - done)
-            span = limit - done;
-        if (memcmp(have, tokens + done, span * sizeof *have) != 0) {
-            while (*have == tokens[done]) {
-                have++;
+        const int32_t *rows;
+        uint32_t most = limit - done < PIECE_TOKENS ? limit - done : PIECE_TOKENS;
+        uint32_t n = next_rows(index, &here, &rows, most);
+        prefetch_rows(index, &ahead, n);
+        if (memcmp(rows, tokens + done, n * sizeof *rows) != 0) {
+            while (*rows == tokens[done]) {
+                rows++;
                 done++;
             }
             return done;
         }
-        done += span;
-        row = 0;
+        done += n;
     }
     return done;
 }
@@ -370,13 +401,12 @@ static cursor start(const kv_index *index, uint64_t space, const kv_hint *hint,
     while (top->from > 0)
         top = &nodes[top->parent];
     uint32_t in_edge = depth - node->from, slot = slot_of(depth - 1);
-    page_walk first = walk_pages(index, top, 0, 1);
-    page_walk last = walk_pages(index, node, slot - slot_of(node->from), 1);
+    place last = place_of(index, node, slot - slot_of(node->from));
     uint32_t first_rows = depth < top->length ? depth : top->length;
     if (first_rows > KV_PAGE_TOKENS)
         first_rows = KV_PAGE_TOKENS;
-    if (top->parent != root.at || !holds(index, next_page(index, &first), tokens, first_rows) ||
-        !holds(index, next_page(index, &last), tokens + slot * KV_PAGE_TOKENS,
+    if (top->parent != root.at || !holds(index, first_page(index, top), tokens, first_rows) ||
+        !holds(index, last.run->spans[last.span].page + last.skip, tokens + slot * KV_PAGE_TOKENS,
                depth - slot * KV_PAGE_TOKENS))
         return root;
     uint32_t more = common_length(index, node, in_edge, tokens + depth, count - depth);
@@ -413,11 +443,13 @@ static void copy_pages(const kv_index *index, const kv_node *node, uint32_t leng
                        uint32_t *pages)
 {
     uint32_t first = slot_of(node->from), last = first + slots_touched(node->from, length);
-    uint32_t left = (last < end ? last : end) - first, at = node->run_start;
-    const kv_run *run = &index->runs[node->run_first];
-    for (pages += first; left > 0; run = &index->runs[run->next], at = 0) {
-        uint32_t n = KV_RUN_PAGES - at < left ? KV_RUN_PAGES - at : left;
-        memcpy(pages, run->pages + at, n * sizeof *pages);
+    uint32_t left = (last < end ? last : end) - first;
+    place at = {.run = &index->runs[node->run_first], .span = node->run_start};
+    for (pages += first; left > 0; next_span(index, &at)) {
+        kv_span span = at.run->spans[at.span];
+        uint32_t n = span.count < left ? span.count : left;
+        for (uint32_t i = 0; i < n; i++)
+            pages[i] = span.page + i;
         pages += n;
         left -= n;
     }
@@ -453,17 +485,26 @@ static uint32_t split(kv_index *index, uint32_t at, uint32_t length)
     front->run_first = node->run_first;
     front->run_start = node->run_start;
     uint32_t taken = shared ? front->page_count - 1 : front->page_count; /* off the rest's list */
-    uint32_t run = node->run_first, previous = KV_NODE_NONE;
-    for (uint32_t i = 0; i < (node->run_start + taken) / KV_RUN_PAGES; i++) {
-        previous = run;
-        run = index->runs[run].next;
+    /* The run with the first page of the rest, and the span in it; both ends need that run, unless
+     * the cut is where it begins. */
+    uint32_t run = node->run_first, previous = KV_NODE_NONE, span = node->run_start, left = taken;
+    while (left >= index->runs[run].spans[span].count) {
+        left -= index->runs[run].spans[span].count;
+        if (++span == index->runs[run].used) {
+            previous = run;
+            run = index->runs[run].next;
+            span = 0;
+        }
     }
-    node->run_first = run;
-    node->run_start = (node->run_start + taken) % KV_RUN_PAGES;
-    node->page_count -= taken;
-    if (shared || node->run_start != 0) { /* the cut is inside a run: both need it */
+    if (shared || left > 0 || span > 0) {
         uint32_t copy = take_run(index);
-        memcpy(index->runs[copy].pages, index->runs[run].pages, sizeof index->runs[run].pages);
+        kv_run *end = &index->runs[copy];
+        *end = index->runs[run];
+        end->next = KV_NODE_NONE;
+        uint32_t kept = left + shared; /* of the span that is cut */
+        end->used = span + (kept > 0);
+        if (kept > 0)
+            end->spans[span].count = kept;
         if (previous == KV_NODE_NONE)
             front->run_first = copy;
         else
@@ -473,6 +514,11 @@ static uint32_t split(kv_index *index, uint32_t at, uint32_t length)
         index->runs[previous].next = KV_NODE_NONE;
         front->run_last = previous;
     }
+    node->run_first = run;
+    node->run_start = span;
+    node->page_count -= taken;
+    index->runs[run].spans[span].page += left;
+    index->runs[run].spans[span].count -= left;
     if (shared) {
         uint32_t page = first_page(index, node);
         kv_pool_ref(index->pool, page);
@@ -592,7 +638,7 @@ base_code kv_index_create(kv_index **out, kv_pool *pool, uint32_t node_max, base
         goto nomem;
     /* Every listing of a page but its first is the first of some edge, and an edge wastes less than
      * two runs. */
-    size_t run_max = page_count / KV_RUN_PAGES + 2 * (size_t)node_max + 4;
+    size_t run_max = page_count / KV_RUN_SPANS + 2 * (size_t)node_max + 4;
     if (run_max >= KV_NODE_NONE)
         goto nomem;
     while (bucket_count < node_max)
@@ -701,7 +747,7 @@ bool kv_index_insert_from(kv_index *index, uint64_t space, kv_hint *hint, const 
         node != NULL && !cut && node->heap_at != KV_NODE_NONE &&
         (row_of(cur.depth) == 0 || kv_index__last_page(index, node) == pages[slot_of(cur.depth)]);
     uint32_t nodes = (node == NULL) + cut + !grow;
-    uint32_t runs = cut + slots_touched(cur.depth, count - cur.depth) / KV_RUN_PAGES + 1;
+    uint32_t runs = cut + slots_touched(cur.depth, count - cur.depth) / KV_RUN_SPANS + 1;
     if (index->node_free_count < nodes || index->run_free_count < runs)
         return false;
 
@@ -882,25 +928,33 @@ static bool check_node(const kv_index *index, uint32_t at, uint32_t *refs, uint3
     HOLDS(row == 0 ||
           memcmp(rows_of(index, first), rows_of(index, kv_index__last_page(index, parent)),
                  row * sizeof(int32_t)) == 0);
-    uint32_t run = node->run_first, slot = node->run_start;
-    *runs += 1;
-    for (uint32_t i = 0; i < node->page_count; i++, slot++) {
-        if (slot == KV_RUN_PAGES) {
-            run = index->runs[run].next;
-            slot = 0;
+    uint32_t run = node->run_first, slot = 0;
+    for (uint32_t span = node->run_start;; span++) {
+        const kv_run *r = &index->runs[run];
+        HOLDS(r->used <= KV_RUN_SPANS);
+        if (span == r->used) {
             *runs += 1;
-            HOLDS(run != KV_NODE_NONE);
+            if (r->next == KV_NODE_NONE)
+                break;
+            HOLDS(r->used == KV_RUN_SPANS);
+            run = r->next;
+            span = 0;
+            r = &index->runs[run];
         }
-        uint32_t page = index->runs[run].pages[slot];
-        uint32_t base = (slot_of(node->from) + i) * KV_PAGE_TOKENS;
-        uint32_t rows = node->from + node->length - base;
-        HOLDS(page < index->page_count);
-        HOLDS(index->known[page] >= (rows < KV_PAGE_TOKENS ? rows : KV_PAGE_TOKENS));
-        HOLDS(kv_pool_filled(index->pool, page) >= index->known[page]);
-        refs[page]++;
+        HOLDS(span < r->used && r->spans[span].count > 0);
+        for (uint32_t i = 0; i < r->spans[span].count; i++, slot++) {
+            uint32_t page = r->spans[span].page + i;
+            uint32_t base = (slot_of(node->from) + slot) * KV_PAGE_TOKENS;
+            HOLDS(slot < node->page_count);
+            uint32_t rows = node->from + node->length - base;
+            HOLDS(page < index->page_count);
+            HOLDS(index->known[page] >= (rows < KV_PAGE_TOKENS ? rows : KV_PAGE_TOKENS));
+            HOLDS(kv_pool_filled(index->pool, page) >= index->known[page]);
+            refs[page]++;
+        }
     }
+    HOLDS(slot == node->page_count);
     HOLDS(run == node->run_last);
-    HOLDS(index->runs[run].next == KV_NODE_NONE);
     return true;
 }
 

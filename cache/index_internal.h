@@ -3,12 +3,19 @@
 #include "cache/index.h"
 
 #define KV_NODE_NONE UINT32_MAX
-#define KV_RUN_PAGES 15
+#define KV_RUN_SPANS 7
 
-/* A cache line of an edge's page numbers; edges are lists of them. */
+/* Pages that were handed out in a row, whose tokens therefore lie in a row. */
+typedef struct kv_span {
+    uint32_t page, count;
+} kv_span;
+
+/* A cache line of an edge's pages; edges are lists of them. Only an edge's last run holds less
+ * than it could behind where its pages begin. */
 typedef struct kv_run {
     uint32_t next;
-    uint32_t pages[KV_RUN_PAGES];
+    uint32_t used; /* spans */
+    kv_span spans[KV_RUN_SPANS];
 } kv_run;
 
 typedef struct kv_node {
@@ -23,7 +30,7 @@ typedef struct kv_node {
     uint32_t from;       /* tokens before the edge */
     uint32_t length;     /* tokens on the edge */
     uint32_t run_first, run_last;
-    uint32_t run_start; /* where in run_first the edge's pages begin */
+    uint32_t run_start; /* which span of run_first is the edge's first one */
     uint32_t page_count;
     uint32_t pin_tokens; /* how many of the edge's tokens the pin covers */
     uint64_t pin_until;
