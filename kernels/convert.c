@@ -21,15 +21,15 @@ static float float_of(uint32_t u)
 
 float kn_e4m3_to_f32(uint8_t code)
 {
-    const int exponent = code >> 3 & 15;
-    const int mantissa = code & 7;
+    const uint32_t exponent = code >> 3 & 15;
+    const uint32_t mantissa = code & 7;
     float magnitude;
     if ((code & 0x7f) == 0x7f)
         magnitude = NAN;
     else if (exponent == 0)
         magnitude = (float)mantissa * 0x1p-9f;
-    else
-        magnitude = ldexpf((float)(8 + mantissa), exponent - 10);
+    else /* three of float's mantissa bits; the bias goes from 7 to 127 */
+        magnitude = float_of((exponent + 120) << 23 | mantissa << 20);
     return code & 0x80 ? -magnitude : magnitude;
 }
 
@@ -59,7 +59,9 @@ float kn_e2m1_to_f32(uint8_t nibble)
 
 float kn_e8m0_to_f32(uint8_t code)
 {
-    return code == 255 ? NAN : ldexpf(1.0f, (int)code - 127);
+    if (code == 255)
+        return NAN;
+    return code == 0 ? 0x1p-127f : float_of((uint32_t)code << 23);
 }
 
 float kn_bf16_to_f32(uint16_t x)

@@ -4,9 +4,11 @@
 
 #include <string.h>
 
-static uint8_t nibble(const uint8_t *row, uint32_t k)
+/* Four nibbles, the lowest first, to the low halves of four bytes. */
+static uint32_t spread(uint32_t nibbles)
 {
-    return k & 1 ? row[k / 2] >> 4 : row[k / 2] & 15;
+    const uint32_t pairs = (nibbles | nibbles << 8) & 0x00ff00ff;
+    return (pairs | pairs << 4) & 0x0f0f0f0f;
 }
 
 void kn_tile_nvfp4(uint8_t *tile, const kn_weight *w, uint32_t out, uint32_t k)
@@ -19,11 +21,11 @@ void kn_tile_nvfp4(uint8_t *tile, const kn_weight *w, uint32_t out, uint32_t k)
             (const uint8_t *)w->scale + (size_t)(out + n) * (w->cols / 16) + k / 16;
         uint8_t *part = tile + n / 2 * 128 + n % 2 * 32;
         for (uint32_t g = 0; g < groups; g++) {
-            const uint32_t at = k + 16 * g;
-            for (uint32_t j = 0; j < 4; j++) {
-                part[4 * g + j] = (uint8_t)(nibble(row, at + j) | nibble(row, at + 4 + j) << 4);
-                part[64 + 4 * g + j] =
-                    (uint8_t)(nibble(row, at + 8 + j) | nibble(row, at + 12 + j) << 4);
+            uint32_t half[2]; /* columns 0 to 7 and 8 to 15 of the group */
+            memcpy(half, row + (k + 16 * g) / 2, sizeof half);
+            for (int h = 0; h < 2; h++) {
+                const uint32_t bytes = spread(half[h] & 0xffff) | spread(half[h] >> 16) << 4;
+                memcpy(part + 64 * h + 4 * g, &bytes, sizeof bytes);
             }
         }
         memcpy(tile + TILE_OUTS * NVFP4_COLS / 2 + n * 8, scale, groups);
