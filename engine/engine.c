@@ -221,6 +221,8 @@ base_code eng_submit_all(eng_engine *engine, const eng_request *requests, uint32
         pthread_mutex_lock(&engine->lock);
         code = post(engine, first, last, count, err);
         pthread_mutex_unlock(&engine->lock);
+        /* By the time that the engine has found its way to the first pass, they are awake, too. */
+        kn_device_wake(eng_model_device(engine->model));
     }
     while (code != BASE_OK && first != NULL) {
         eng_sequence *next = first->next;
@@ -565,7 +567,9 @@ base_code eng_create(eng_engine **out, const eng_options *options, base_err *err
                                .kv = options->kv,
                                .threads = options->threads,
                                .rows_max = options->step_rows_max,
-                               .context_max = options->context_max};
+                               .context_max = options->context_max,
+                               .packed = options->packed,
+                               .packed_bytes_max = options->packed_bytes_max};
     code = eng_model_load(&engine->model, options->model, &model, err);
     if (code == BASE_OK) {
         engine->config = eng_model_get_config(engine->model);

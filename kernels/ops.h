@@ -282,6 +282,10 @@ void kn_device_destroy(kn_device *device); /* NULL is fine */
 void kn_device_parallel(kn_device *device, void (*fn)(void *ctx, uint32_t i), void *ctx,
                         uint32_t count);
 
+/* Work is about to come: threads that sleep begin to wake, which takes as long as the caller's own
+ * way there. Thread: any. */
+void kn_device_wake(kn_device *device);
+
 base_code kn_kv_create(kn_kv **out, kn_device *device, const kn_kv_shape *shape, base_err *err);
 void kn_kv_destroy(kn_kv *kv);
 const kn_kv_shape *kn_kv_get_shape(const kn_kv *kv);

@@ -3,50 +3,66 @@
 
 #include <string.h>
 
-static bool has_avx2(void)
-{
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
-}
+#define AVX2 (KN_CPU_AVX2 | KN_CPU_FMA | KN_CPU_F16C)
+#define AVX512                                                                                     \
+    (AVX2 | KN_CPU_AVX512F | KN_CPU_AVX512BW | KN_CPU_AVX512VL | KN_CPU_AVX512DQ |                 \
+     KN_CPU_AVX512VBMI | KN_CPU_AVX512VNNI)
 
-static bool has_avx512(void)
-{
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
-}
-
-static bool has_all(void)
-{
-    return true;
-}
+/* By bit number. */
+static const char *const feature_names[] = {"AVX2",       "FMA",          "F16C",
+                                            "AVX-512 F",  "AVX-512 BW",   "AVX-512 VL",
+                                            "AVX-512 DQ", "AVX-512 VBMI", "AVX-512 VNNI"};
 
 /* Best first: "auto" takes the first that the processor has. */
 static const struct backend {
     const char *name;
     const kn_ops *ops;
-    bool (*supports)(void);
-    const char *wants;
+    uint32_t needs;
 } backends[] = {
-    {"avx512", &kn_cpu_ops_avx512, has_avx512, "AVX-512 F, BW, VL, DQ, VBMI and VNNI"},
-    {"avx2", &kn_cpu_ops_avx2, has_avx2, "AVX2, FMA and F16C"},
-    {"ref", &kn_cpu_ops_ref, has_all, ""},
+    {"avx512", &kn_cpu_ops_avx512, AVX512},
+    {"avx2", &kn_cpu_ops_avx2, AVX2},
+    {"ref", &kn_cpu_ops_ref, 0},
 };
 
-base_code kn_device_create(kn_device **out, const kn_device_options *options, base_err *err)
+uint32_t kn_cpu_features(void)
 {
-    const char *variant = options->variant ? options->variant : "auto";
+    uint32_t features = 0;
+    features |= __builtin_cpu_supports("avx2") ? KN_CPU_AVX2 : 0;
+    features |= __builtin_cpu_supports("fma") ? KN_CPU_FMA : 0;
+    features |= __builtin_cpu_supports("f16c") ? KN_CPU_F16C : 0;
+    features |= __builtin_cpu_supports("avx512f") ? KN_CPU_AVX512F : 0;
+    features |= __builtin_cpu_supports("avx512bw") ? KN_CPU_AVX512BW : 0;
+    features |= __builtin_cpu_supports("avx512vl") ? KN_CPU_AVX512VL : 0;
+    features |= __builtin_cpu_supports("avx512dq") ? KN_CPU_AVX512DQ : 0;
+    features |= __builtin_cpu_supports("avx512vbmi") ? KN_CPU_AVX512VBMI : 0;
+    features |= __builtin_cpu_supports("avx512vnni") ? KN_CPU_AVX512VNNI : 0;
+    return features;
+}
+
+base_code kn_cpu_choose(const kn_ops **out, const char *variant, uint32_t features, base_err *err)
+{
     const bool any = strcmp(variant, "auto") == 0;
     for (size_t i = 0; i < sizeof backends / sizeof *backends; i++) {
         const struct backend *b = &backends[i];
+        const uint32_t missing = b->needs & ~features;
         if (!any && strcmp(variant, b->name) != 0)
             continue;
-        if (b->supports())
-            return kn_cpu_device_create(out, b->ops, options, err);
+        if (missing == 0) {
+            *out = b->ops;
+            return BASE_OK;
+        }
         if (!any)
-            return base_fail(err, BASE_UNSUPPORTED, "variant %s: this processor lacks one of %s",
-                             b->name, b->wants);
+            return base_fail(err, BASE_UNSUPPORTED, "variant %s: this processor lacks %s", b->name,
+                             feature_names[__builtin_ctz(missing)]);
     }
     return base_fail(err, BASE_UNSUPPORTED,
                      "variant \"%s\" unknown; there are auto, ref, avx2 and avx512", variant);
+}
+
+base_code kn_device_create(kn_device **out, const kn_device_options *options, base_err *err)
+{
+    const kn_ops *ops;
+    const base_code code =
+        kn_cpu_choose(&ops, options->variant ? options->variant : "auto", kn_cpu_features(), err);
+    return code ? code : kn_cpu_device_create(out, ops, options, err);
 }

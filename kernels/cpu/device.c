@@ -187,6 +187,11 @@ void kn_device_parallel(kn_device *device, void (*fn)(void *ctx, uint32_t i), vo
     kn_pool_run(cpu_of(device)->pool, run_plain, &job, count);
 }
 
+void kn_device_wake(kn_device *device)
+{
+    kn_pool_wake(cpu_of(device)->pool);
+}
+
 /* ---- pages ---- */
 
 /* Bytes of a layer's planes. */

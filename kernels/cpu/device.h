@@ -68,6 +68,25 @@ static inline cpu_device *cpu_of(kn_device *device)
 base_code kn_cpu_device_create(kn_device **out, const kn_ops *ops, const kn_device_options *options,
                                base_err *err);
 
+/* What of the processor the variants use, as the system lets programs use it. */
+enum {
+    KN_CPU_AVX2 = 1,
+    KN_CPU_FMA = 2,
+    KN_CPU_F16C = 4,
+    KN_CPU_AVX512F = 8,
+    KN_CPU_AVX512BW = 16,
+    KN_CPU_AVX512VL = 32,
+    KN_CPU_AVX512DQ = 64,
+    KN_CPU_AVX512VBMI = 128,
+    KN_CPU_AVX512VNNI = 256,
+    KN_CPU_ALL = 511,
+};
+
+uint32_t kn_cpu_features(void);
+/* The variant of that name ("auto": the best) for a processor with these features. Fails:
+ * BASE_UNSUPPORTED, naming what is unknown or missing. */
+base_code kn_cpu_choose(const kn_ops **out, const char *variant, uint32_t features, base_err *err);
+
 extern const kn_ops kn_cpu_ops_ref, kn_cpu_ops_avx2, kn_cpu_ops_avx512;
 
 /* kn_nvfp4_read by scale byte and nibble; filled when the first device is created. */

@@ -78,27 +78,31 @@ static bool has_news(kn_pool *pool, uint32_t seen)
     return (open && open != seen) || atomic_load_explicit(&pool->stop, memory_order_relaxed);
 }
 
-static void wait_for_news(kn_pool *pool, uint32_t seen)
+/* True once there are news, false if there were none for SPIN_NS. */
+static bool spin(kn_pool *pool, uint32_t seen)
 {
     const uint64_t end = base_now_ns() + SPIN_NS;
     do {
         for (int i = 0; i < SPINS_A_CLOCK; i++) {
             if (has_news(pool, seen))
-                return;
+                return true;
             __builtin_ia32_pause();
         }
     } while (base_now_ns() < end);
+    return false;
+}
 
-    atomic_fetch_add(&pool->parked, 1);
-    for (;;) {
+static void wait_for_news(kn_pool *pool, uint32_t seen)
+{
+    while (!spin(pool, seen)) {
+        atomic_fetch_add(&pool->parked, 1);
         /* The word is read before the last look: a job opened after that look has raised it, and
          * the wait returns. */
         const uint32_t word = atomic_load(&pool->signal);
-        if (has_news(pool, seen))
-            break;
-        futex_wait(&pool->signal, word);
+        if (!has_news(pool, seen))
+            futex_wait(&pool->signal, word);
+        atomic_fetch_sub(&pool->parked, 1);
     }
-    atomic_fetch_sub(&pool->parked, 1);
 }
 
 static void *worker_main(void *arg)
@@ -155,6 +159,14 @@ void kn_pool_destroy(kn_pool *pool)
     free(pool);
 }
 
+void kn_pool_wake(kn_pool *pool)
+{
+    if (!atomic_load(&pool->parked))
+        return;
+    atomic_fetch_add(&pool->signal, 1);
+    futex_wake_all(&pool->signal);
+}
+
 uint32_t kn_pool_threads(const kn_pool *pool)
 {
     return pool->threads;
@@ -177,10 +189,7 @@ void kn_pool_run(kn_pool *pool, kn_pool_fn *fn, void *ctx, uint32_t count)
     if (++pool->job == 0)
         pool->job = 1;
     atomic_store(&pool->open, pool->job);
-    if (atomic_load(&pool->parked)) {
-        atomic_fetch_add(&pool->signal, 1);
-        futex_wake_all(&pool->signal);
-    }
+    kn_pool_wake(pool);
     take_pieces(pool, 0);
     atomic_store(&pool->open, 0);
     for (uint32_t spins = 0; atomic_load(&pool->active) != 0; spins++) {

@@ -16,5 +16,7 @@ typedef void kn_pool_fn(void *ctx, uint32_t piece, uint32_t thread);
 base_code kn_pool_create(kn_pool **out, uint32_t threads, base_err *err);
 void kn_pool_destroy(kn_pool *pool); /* NULL is fine */
 uint32_t kn_pool_threads(const kn_pool *pool);
+/* A job is about to come: threads that sleep begin to spin. Thread: any. */
+void kn_pool_wake(kn_pool *pool);
 /* fn(ctx, i, thread) for every i < count; returns when all are done. thread < kn_pool_threads. */
 void kn_pool_run(kn_pool *pool, kn_pool_fn *fn, void *ctx, uint32_t count);

@@ -239,6 +239,10 @@ static void check_in(kn_kv_type type, bool sparse)
     const size_t q_count = (size_t)s->count * Q * DIM;
     const size_t iq_count = sparse ? (size_t)s->count * KV * IDIM : 0;
     const in_result expect = run_in("ref", 1, &c, s->count);
+    const in_result cut = run_in("ref", 1, &c, 9);
+    same_bits(cut.q, expect.q, q_count, "attn_in, ref: q");
+    same_bits(cut.iq, expect.iq, iq_count, "attn_in, ref: index q");
+    cr_assert_arr_eq(cut.planes, expect.planes, expect.plane_bytes, "attn_in, ref: pages");
     const char *names[2];
     const uint32_t variants = vector_variants(names);
     const in_result got = run_in(names[0], 1, &c, s->count);
@@ -422,6 +426,8 @@ static void check_select(kn_kv_type type, uint32_t heads, uint32_t dim, uint32_t
     const uint32_t variants = vector_variants(names);
     run_select("ref", 1, type, &c, s->count, equal_blocks, expect);
     check_rules(&c, expect);
+    run_select("ref", 1, type, &c, 5, equal_blocks, other);
+    cr_assert_arr_eq(other, expect, sizeof *expect, "select: ref, chunks of 5");
     run_select(names[0], 1, type, &c, s->count, equal_blocks, got);
     for (uint32_t r = 0; r < s->count; r++)
         for (uint32_t h = 0; h < heads; h++)
@@ -526,6 +532,8 @@ static void check_attend(kn_kv_type type, uint32_t q_heads, uint32_t kv_heads, u
     const char *names[2];
     const uint32_t variants = vector_variants(names);
     const float *expect = run_attend("ref", 1, type, &c, s->count);
+    same_bits(run_attend("ref", 1, type, &c, 1), expect, s->count * width,
+              "attend: ref, rows alone");
     const float *got = run_attend(names[0], 1, type, &c, s->count);
     within_rows(got, expect, s->count, width, 1e-5f, "attend");
     for (uint32_t i = 0; i < variants; i++)
@@ -637,6 +645,22 @@ Test(attention, draft_block)
             const float *expect = run_draft("ref", 1, type, &c);
             const float *got = run_draft(names[0], 1, type, &c);
             within_rows(got, expect, 42, 6 * 48, 1e-5f, "draft_attend");
+            for (uint32_t b = 0; b < 6 && type == KN_KV_F32; b++) { /* each block alone */
+                kn_draft_attend one = c;
+                one.blocks = 1;
+                one.q += b * 7 * 6 * 48;
+                one.block_k += b * 7 * 2 * 48;
+                one.block_v += b * 7 * 2 * 48;
+                one.pages += b;
+                one.lo += b;
+                one.hi += b;
+                const size_t at = (size_t)b * 7 * 6 * 48;
+                same_bits(run_draft("ref", 1, type, &one), expect + at, 7 * 6 * 48,
+                          "draft_attend: ref, a block alone");
+                for (uint32_t i = 0; i < variants; i++)
+                    same_bits(run_draft(names[i], 2, type, &one), got + at, 7 * 6 * 48,
+                              "draft_attend: a block alone");
+            }
             for (uint32_t i = 0; i < variants; i++)
                 for (uint32_t threads = 1; threads <= 3; threads++)
                     same_bits(run_draft(names[i], threads, type, &c), got, 42 * 6 * 48,

@@ -1,4 +1,5 @@
 /* Devices and their thread pool. */
+#include "kernels/cpu/device.h"
 #include "tests/numerics/support.h"
 
 #include <stdatomic.h>
@@ -64,11 +65,49 @@ Test(device, a_piece_may_start_pieces)
     kn_device_destroy(n.device);
 }
 
+/* Every processor that there could be gets the best variant that it can run, and what it cannot run
+ * is refused by the name of what it lacks. */
+Test(device, the_variant_follows_from_the_processor)
+{
+    enum { AVX2 = KN_CPU_AVX2 | KN_CPU_FMA | KN_CPU_F16C };
+    for (uint32_t features = 0; features <= KN_CPU_ALL; features++) {
+        const bool wide = features == KN_CPU_ALL, vectors = (features & AVX2) == AVX2;
+        const kn_ops *ops = NULL;
+        base_err err = BASE_ERR_INIT;
+        cr_assert_eq(kn_cpu_choose(&ops, "auto", features, NULL), BASE_OK);
+        cr_assert_eq(ops, wide ? &kn_cpu_ops_avx512 : vectors ? &kn_cpu_ops_avx2 : &kn_cpu_ops_ref);
+        cr_assert_eq(kn_cpu_choose(&ops, "ref", features, NULL), BASE_OK);
+        cr_assert_eq(ops, &kn_cpu_ops_ref);
+        cr_assert_eq(kn_cpu_choose(&ops, "avx2", features, &err) == BASE_OK, vectors);
+        cr_assert(vectors || strstr(err.text, "lacks"));
+        err = (base_err)BASE_ERR_INIT;
+        cr_assert_eq(kn_cpu_choose(&ops, "avx512", features, &err) == BASE_OK, wide);
+        if (features == (KN_CPU_ALL & ~KN_CPU_AVX512VBMI))
+            cr_assert_str_eq(err.text, "variant avx512: this processor lacks AVX-512 VBMI");
+    }
+}
+
+/* A wake-up without a job leads to nothing but a short spin. */
+Test(device, threads_may_be_woken_for_nothing)
+{
+    kn_device *device = open_device("auto", 3);
+    for (int i = 0; i < 300; i++) {
+        atomic_uint total = 0;
+        kn_device_wake(device);
+        if (i % 3)
+            kn_device_parallel(device, count_piece, &total, 7);
+        cr_assert_eq(atomic_load(&total), i % 3 ? 7 : 0);
+        nanosleep(&(struct timespec){.tv_nsec = 100000 * (i % 4)}, NULL);
+    }
+    kn_device_destroy(device);
+}
+
 Test(device, idle_threads_sleep)
 {
     kn_device *device = open_device("auto", 4);
     atomic_uint total = 0;
     kn_device_parallel(device, count_piece, &total, 100);
+    kn_device_wake(device);
     nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
     struct rusage before, after;
     getrusage(RUSAGE_SELF, &before);

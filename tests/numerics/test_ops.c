@@ -24,8 +24,8 @@ static void run_in_chunks(kn_device *device, run_fn *run, const void *ctx, uint3
         run(device, ctx, r, chunk < ROWS - r ? chunk : ROWS - r, out + r * width);
 }
 
-/* All rows by ref into `expect`, then every variant, thread count and cut: equal bits among them.
- * What the vector variants agree on goes to `got`. */
+/* All rows by ref into `expect`, and cut, with the same bits; then every variant, thread count and
+ * cut: equal bits among them. What the vector variants agree on goes to `got`. */
 static void run_everywhere(const char *what, run_fn *run, const void *ctx, size_t width,
                            float *expect, float *got)
 {
@@ -33,8 +33,12 @@ static void run_everywhere(const char *what, run_fn *run, const void *ctx, size_
     const uint32_t variants = vector_variants(names);
     kn_device *ref = open_device("ref", 1);
     run(ref, ctx, 0, ROWS, expect);
-    kn_device_destroy(ref);
     float *other = zeroed(ROWS * width * sizeof *other);
+    for (uint32_t r = 0; r < 7; r++) /* alone */
+        run(ref, ctx, r, 1, other + r * width);
+    run(ref, ctx, 7, ROWS - 7, other + 7 * width);
+    same_bits(other, expect, ROWS * width, what);
+    kn_device_destroy(ref);
     for (uint32_t v = 0; v < variants; v++)
         for (uint32_t threads = 1; threads <= 3; threads++) {
             kn_device *device = open_device(names[v], threads);
