@@ -200,12 +200,15 @@ static base_code load(eng_draft *d, const eng_model *model, const char *dir, uin
     if (code == BASE_OK)
         code = bind(d, &binder);
     if (code == BASE_OK)
-        code = eng_repack__create(&d->pack, binder.packable, binder.packable_count, d->device, err);
+        code = make_fingerprint(d, err);
+    if (code == BASE_OK) {
+        const eng_repack_options kept = eng_model__packed(model, "draft", d->fingerprint, d->files);
+        code = eng_repack__create(&d->pack, binder.packable, binder.packable_count, &kept,
+                                  d->device, err);
+    }
     if (code == BASE_OK && d->pack != NULL)
         eng_files__release(d->files);
     eng_binder__deinit(&binder);
-    if (code == BASE_OK)
-        code = make_fingerprint(d, err);
     return code == BASE_OK ? make_scratch(d, err) : code;
 }
 

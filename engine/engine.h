@@ -339,7 +339,9 @@ typedef struct eng_options {
     int32_t draft_tokens; /* 0: off; 1…block: so many of the drafter's; -1: as many as pay, copies
                              of earlier text among them */
     const char *costs;    /* file that keeps the measured times of steps; NULL: none */
-    bool evict_lru;       /* what was used longest ago goes first; else what is worth least */
+    const char *packed;   /* folder that keeps repacked weights; NULL: none */
+    uint64_t packed_bytes_max; /* of target or draft; larger ones are not kept */
+    bool evict_lru;            /* what was used longest ago goes first; else what is worth least */
     const char
         *disk; /* folder of the disk tier, made if absent (its parent is there); NULL: none */
     uint64_t disk_bytes;                               /* on disk at most */

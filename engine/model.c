@@ -32,6 +32,8 @@ struct eng_model {
     base_arena *arena;
     eng_files *files;
     eng_m3 m3;
+    char *packed; /* options.packed */
+    uint64_t packed_bytes_max;
     kn_weight **packable;
     uint32_t packable_count;
     eng_repack *pack;
@@ -549,6 +551,9 @@ static base_code check_options(eng_model *m, const eng_model_options *options, b
     m->rows_max = options->rows_max;
     m->context_max = options->context_max != 0 ? options->context_max : c->context_max;
     m->width_max = width_of(c);
+    m->packed_bytes_max = options->packed_bytes_max;
+    if (options->packed != NULL && !m->is_random && (m->packed = strdup(options->packed)) == NULL)
+        return base_fail(err, BASE_NOMEM, "out of memory");
     return parse_kv(&m->kv_type, options->kv, err);
 }
 
@@ -569,6 +574,22 @@ static base_code load_tensors(eng_model *m, base_err *err)
     m->packable_count = binder.packable_count;
     eng_binder__deinit(&binder);
     return code;
+}
+
+eng_repack_options eng_model__packed(const eng_model *model, const char *part,
+                                     const char *fingerprint, const eng_files *files)
+{
+    eng_repack_options options = {.bytes_max = model->packed_bytes_max};
+    if (model->packed != NULL)
+        snprintf(options.path, sizeof options.path, "%s/%s.packed", model->packed, part);
+    snprintf(options.key, sizeof options.key, "%s %016llx", fingerprint,
+             (unsigned long long)eng_files__stamp(files));
+    return options;
+}
+
+eng_repack *eng_model__repack(const eng_model *model)
+{
+    return model->pack;
 }
 
 static base_code load(eng_model *m, const char *spec, const eng_model_options *options,
@@ -601,8 +622,10 @@ static base_code load(eng_model *m, const char *spec, const eng_model_options *o
                                     .context_max = m->context_max};
         code = kn_device_create(&m->device, &device, err);
     }
-    if (code == BASE_OK)
-        code = eng_repack__create(&m->pack, m->packable, m->packable_count, m->device, err);
+    if (code == BASE_OK) {
+        const eng_repack_options kept = eng_model__packed(m, "target", m->fingerprint, m->files);
+        code = eng_repack__create(&m->pack, m->packable, m->packable_count, &kept, m->device, err);
+    }
     if (code == BASE_OK && m->pack != NULL)
         eng_files__release(m->files);
     if (code == BASE_OK)
@@ -650,6 +673,7 @@ void eng_model_destroy(eng_model *model)
     eng_files_close(model->files);
     base_arena_destroy(model->arena);
     free(model->planes);
+    free(model->packed);
     if (model->tokenizer_fd >= 0)
         close(model->tokenizer_fd);
     free(model->dir);

@@ -15,6 +15,8 @@ typedef struct eng_model_options {
     const char *variant;
     const char *kv; /* "nvfp4" | "fp8" | "bf16" | "f32" */
     uint32_t threads, rows_max, context_max;
+    const char *packed;        /* folder that keeps repacked weights; NULL: none */
+    uint64_t packed_bytes_max; /* of a part, target or draft; larger ones are not kept */
 } eng_model_options;
 
 #define ENG_FEATURES_MAX 8
@@ -32,8 +34,8 @@ typedef struct eng_model_config {
     uint8_t moe[KN_LAYERS_MAX];
 } eng_model_config;
 
-/* `spec` is a directory or "random:SHAPE?layers=N&seed=N" (SHAPE: nano, tiny, m3.1-flash). Fails
- * naming file, key and reason: missing or superfluous tensors, shapes, dtypes, offsets,
+/* `spec` is a directory or "random:SHAPE?layers=N&seed=N" (SHAPE: nano, tiny, mid, m3.1-flash).
+ * Fails naming file, key and reason: missing or superfluous tensors, shapes, dtypes, offsets,
  * quantisation that does not fit. */
 base_code eng_model_load(eng_model **out, const char *spec, const eng_model_options *options,
                          base_err *err);
@@ -61,8 +63,8 @@ void eng_model_forward(eng_model *model, kn_kv *kv, const kn_rows *rows, const u
                        uint32_t picks, float *logits, const uint32_t *feature_layers,
                        uint32_t feature_count, float *features);
 
-/* Layers [first, end) of a step that is run in parts, others' steps between them: `x` [rows, hidden]
- * is the caller's and goes from one part to the next; layer 0 begins it. No logits. */
+/* Layers [first, end) of a step that is run in parts, others' steps between them: `x` [rows,
+ * hidden] is the caller's and goes from one part to the next; layer 0 begins it. No logits. */
 void eng_model_forward_layers(eng_model *model, kn_kv *kv, const kn_rows *rows, float *x,
                               uint32_t first, uint32_t end, const uint32_t *feature_layers,
                               uint32_t feature_count, float *features);

@@ -3,6 +3,7 @@
  * and their tests. */
 #pragma once
 #define XXH_STATIC_LINKING_ONLY
+#include <limits.h>
 #include <xxhash.h>
 
 #include "engine/base/arena.h"
@@ -17,6 +18,8 @@ const char *eng_dtype__name(eng_dtype dtype);
 const char *eng_files__gap(const eng_files *files);
 /* File sizes, headers, and the first and last 4 KiB of every tensor. */
 void eng_files__digest(const eng_files *files, XXH3_state_t *state);
+/* Of the files' sizes and of the times when they were written last. */
+uint64_t eng_files__stamp(const eng_files *files);
 /* Lets go of the files' pages, which come back from disk when somebody reads them. */
 void eng_files__release(const eng_files *files);
 
@@ -57,8 +60,8 @@ base_code eng_config__read_draft(eng_draft_config *out, const char *dir,
 /* Takes tensors out of a set of files; what nobody took is an error at the end. */
 typedef struct eng_binder {
     const eng_files *files;
-    base_arena *arena; /* copies: norms as floats, weights that lie unaligned in the file */
-    uint8_t *taken;    /* [count] */
+    base_arena *arena;    /* copies: norms as floats, weights that lie unaligned in the file */
+    uint8_t *taken;       /* [count] */
     kn_weight **packable; /* in the arena: the matrices that kn_pack has a form for */
     uint32_t packable_count;
     base_err *err;
@@ -86,11 +89,27 @@ base_code eng_binder__finish(eng_binder *binder);
 
 typedef struct eng_repack eng_repack;
 
-/* Packs the matrices and points their `tiles` at the copies, which live until destroy. *out is NULL
- * if the device reads the stored form. Fails: BASE_NOMEM. */
+/* Where the copies are kept from one start to the next. */
+typedef struct eng_repack_options {
+    char path[PATH_MAX]; /* "": nowhere */
+    char key[64];        /* of the checkpoint; a file with another one is made anew */
+    uint64_t bytes_max;  /* more are not kept, and what was kept before is removed */
+} eng_repack_options;
+
+/* Packs the matrices, or reads what an earlier start kept, and points their `tiles` at the copies,
+ * which live until destroy. *out is NULL if the device reads the stored form. A file that is
+ * missing, another's or damaged, or that cannot be written, costs time only. Fails: BASE_NOMEM. */
 base_code eng_repack__create(eng_repack **out, kn_weight *const *weights, uint32_t count,
-                             kn_device *device, base_err *err);
-void eng_repack__destroy(eng_repack *pack); /* NULL is fine */
+                             const eng_repack_options *options, kn_device *device, base_err *err);
+void eng_repack__destroy(
+    eng_repack *pack); /* NULL is fine; a file that is being written is not kept */
+bool eng_repack__from_file(const eng_repack *pack);
+/* Waits until the file is written. */
+void eng_repack__settle(eng_repack *pack);
+/* The options for a part of the model that was loaded. */
+eng_repack_options eng_model__packed(const eng_model *model, const char *part,
+                                     const char *fingerprint, const eng_files *files);
+eng_repack *eng_model__repack(const eng_model *model); /* NULL: none */
 
 /* A weight that owns no memory of the model; for tests and the drafter: cos and sin for positions <
  * count. */

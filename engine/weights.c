@@ -34,6 +34,7 @@ typedef struct mapped_file {
     const uint8_t *map;
     size_t size;
     size_t header_length;
+    struct timespec changed; /* when the file was written last */
 } mapped_file;
 
 struct eng_files {
@@ -311,26 +312,24 @@ static base_code check_cover(eng_files *f, uint32_t first, const mapped_file *fi
     return code;
 }
 
-static base_code map_file(const char *path, const uint8_t **map, size_t *size, base_err *err)
+static base_code map_file(const char *path, const uint8_t **map, struct stat *st, base_err *err)
 {
-    struct stat st;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return base_fail(err, errno == ENOENT ? BASE_NOT_FOUND : BASE_IO, "cannot open %s: %s",
                          path, strerror(errno));
     base_code code = BASE_OK;
-    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+    if (fstat(fd, st) != 0 || !S_ISREG(st->st_mode)) {
         code = base_fail(err, BASE_IO, "%s is not a regular file", path);
-    } else if (st.st_size < 8) {
+    } else if (st->st_size < 8) {
         code = base_fail(err, BASE_FORMAT, "%s: %lld bytes are too few for a safetensors file",
-                         path, (long long)st.st_size);
+                         path, (long long)st->st_size);
     } else {
-        void *at = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        void *at = mmap(NULL, (size_t)st->st_size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (at == MAP_FAILED)
             code = base_fail(err, BASE_IO, "cannot map %s: %s", path, strerror(errno));
         else
             *map = at;
-        *size = (size_t)st.st_size;
     }
     close(fd);
     return code;
@@ -389,9 +388,12 @@ static base_code add_file(eng_files *f, const char *path, const char *name, base
     }
     if (file.name == NULL)
         return base_fail(err, BASE_NOMEM, "out of memory for names");
-    base_code code = map_file(path, &file.map, &file.size, err);
+    struct stat st;
+    base_code code = map_file(path, &file.map, &st, err);
     if (code != BASE_OK)
         return code;
+    file.size = (size_t)st.st_size;
+    file.changed = st.st_mtim;
     f->files[f->file_count++] = file;
     code = parse_header(f, &f->files[f->file_count - 1], err);
     if (code != BASE_OK)
@@ -480,12 +482,13 @@ static base_code read_weight_map(eng_files *f, const char *dir, base_json *json,
 static base_code open_index(eng_files *f, const char *dir, const char *path, base_err *err)
 {
     const uint8_t *map = NULL;
-    size_t size = 0;
+    struct stat st;
     base_json json;
     bool found = false;
-    base_code code = map_file(path, &map, &size, err);
+    base_code code = map_file(path, &map, &st, err);
     if (code != BASE_OK)
         return code;
+    size_t size = (size_t)st.st_size;
     if (size > INDEX_MAX) {
         code = base_fail(err, BASE_FORMAT, "%zu bytes exceed %u", size, INDEX_MAX);
         goto out;
@@ -620,6 +623,18 @@ void eng_files__release(const eng_files *files)
 /* ---- digest ---- */
 
 #define ENDS_BYTES 4096
+
+uint64_t eng_files__stamp(const eng_files *files)
+{
+    uint64_t stamp = 0;
+    for (uint32_t i = 0; i < files->file_count; i++) {
+        const mapped_file *file = &files->files[i];
+        const uint64_t own[3] = {file->size, (uint64_t)file->changed.tv_sec,
+                                 (uint64_t)file->changed.tv_nsec};
+        stamp = XXH3_64bits_withSeed(own, sizeof own, stamp);
+    }
+    return stamp;
+}
 
 void eng_files__digest(const eng_files *files, XXH3_state_t *state)
 {

@@ -76,6 +76,8 @@ static const row rows[] = {
      .help = "prompt tokens of one sequence in one step"},
     {"engine.step_ms_target", U32, AT(engine_step_ms_target), "50", 0, 60000,
      .help = "prompt tokens in a step beside other sequences' are cut to about this time; 0: not"},
+    {"engine.packed_bytes_max", U64, AT(engine_packed_bytes_max), "68719476736", 0, 1024 * 1024 * G,
+     .help = "repacked weights up to so many bytes are kept in DATA; 0: none"},
     {"engine.draft", DRAFT, AT(engine_draft), "auto", 0, 7,
      .help = "draft tokens a step: auto, off, 1 to 7"},
     {"engine.slow_step_us", U32, AT(engine_slow_step_us), "0", 0, 10000000,

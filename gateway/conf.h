@@ -34,6 +34,7 @@ typedef struct gw_conf {
     uint32_t engine_step_rows_max;
     uint32_t engine_prefill_chunk_tokens;
     uint32_t engine_step_ms_target;
+    uint64_t engine_packed_bytes_max;
     int32_t engine_draft; /* draft tokens a step: -1 auto, 0 off, 1-7 */
     uint32_t engine_slow_step_us;
 

@@ -97,6 +97,8 @@ static base_code create_engine(gw_app *app, base_err *err)
         .step_ms_target = conf->engine_step_ms_target,
         .draft_tokens = conf->engine_draft,
         .costs = costs,
+        .packed = conf->data_path,
+        .packed_bytes_max = conf->engine_packed_bytes_max,
         .evict_lru = strcmp(conf->cache_policy, "lru") == 0,
         .disk = conf->cache_disk ? kv : NULL,
         .disk_bytes = conf->cache_disk_bytes,
