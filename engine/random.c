@@ -118,6 +118,31 @@ static const shape SHAPES[] = {
      .markov_rank = 64,
      .targets = {1, 4, 7},
      .target_count = 3},
+    /* larger than any cache and small enough to be made for a measurement: 1.7 GB */
+    {.name = "mid",
+     .hidden = 2048,
+     .layers = 12,
+     .dense_layers = 1,
+     .vocab = 32768,
+     .context = 65536,
+     .q_heads = 16,
+     .kv_heads = 4,
+     .head_dim = 128,
+     .rotary_dim = 64,
+     .theta = 5000000,
+     .dense_inner = 6144,
+     .expert_inner = 1024,
+     .shared_inner = 1024,
+     .experts = 32,
+     .experts_topk = 4,
+     .index_dim = 128,
+     .topk_blocks = 16,
+     .draft_layers = 5,
+     .draft_inner = 4096,
+     .window = 4096,
+     .markov_rank = 256,
+     .targets = {2, 4, 7, 9, 11},
+     .target_count = 5},
     {.name = "m3.1-flash",
      .hidden = 6144,
      .layers = 60,
@@ -784,9 +809,10 @@ base_code eng_random__write(const char *dir, const char *shape_name, uint32_t la
     char path[4096];
     const shape *found = find_shape(shape_name);
     if (found == NULL)
-        return base_fail(err, BASE_UNSUPPORTED,
-                         "random shape \"%.32s\" is none of tiny, tiny-mxfp8, nano, m3.1-flash",
-                         shape_name);
+        return base_fail(
+            err, BASE_UNSUPPORTED,
+            "random shape \"%.32s\" is none of tiny, tiny-mxfp8, nano, mid, m3.1-flash",
+            shape_name);
     shape s = *found;
     base_code code = cut(&s, layers, err);
     if (code == BASE_OK)

@@ -48,7 +48,7 @@ typedef struct settings {
 static settings opt = {.model = "config/models/nano"};
 static bool failed;
 static json_t *peers;
-static double read_gbs[2], fma_gflops[2], syscall_ns; /* [0] one thread, [1] all */
+static bench_limits limits;
 
 bool bench_wanted(const char *name)
 {
@@ -278,8 +278,8 @@ static void calibrate(void)
         snprintf(name, sizeof name, "cal.fma.t%u", threads);
         bench_report(name, config, "GFLOP/s", true, &fma, 0, "");
         /* A limit is what was reached at best. */
-        read_gbs[all] = read.v[read.n - 1];
-        fma_gflops[all] = fma.v[fma.n - 1];
+        limits.read_gbs[all] = read.v[read.n - 1];
+        limits.fma_gflops[all] = fma.v[fma.n - 1];
     }
     for (uint32_t i = 0; i < opt.threads; i++)
         munmap(jobs[i].ring, RING_BYTES);
@@ -291,7 +291,6 @@ static void calibrate(void)
         call.v[call.n++] = (double)(base_now_ns() - before) / 100000;
     }
     bench_report("cal.syscall", "", "ns", false, &call, 0, "");
-    syscall_ns = call.v[0];
 }
 
 /* ---- the engine ---- */
@@ -413,18 +412,8 @@ static uint32_t chat_prompt(eng_engine *engine, int32_t **tokens, base_arena *ar
     return prompt.token_count;
 }
 
-/* Weight bytes that one token's forward pass reads, and its multiply-adds (attention over the
- * context left out). */
-static void token_cost(double *bytes, double *macs)
+double bench_token_bytes(const struct eng_model_config *c, double *macs)
 {
-    base_err err = BASE_ERR_INIT;
-    eng_model *model = NULL;
-    eng_model_options options = {.variant = "auto", .kv = "nvfp4", .threads = 1, .rows_max = 8};
-    if (eng_model_load(&model, opt.model, &options, &err) != BASE_OK) {
-        fprintf(stderr, "whimbrel-bench: %s\n", err.text);
-        exit(2);
-    }
-    const eng_model_config *c = eng_model_get_config(model);
     double h = c->hidden, mxfp8 = 33.0 / 32, nvfp4 = 0.5625, m = 0, b = 0;
     for (uint32_t i = 0; i < c->layers; i++) {
         double attention = h * c->head_dim * (2.0 * c->q_heads + 2.0 * c->kv_heads);
@@ -437,11 +426,23 @@ static void token_cost(double *bytes, double *macs)
         m += attention + shared + routed + router;
         b += (attention + shared) * mxfp8 + routed * nvfp4 + router * 4;
     }
-    m += h * c->vocab;
-    b += h * c->vocab * 2;
-    *bytes = b;
-    *macs = m;
+    *macs = m + h * c->vocab;
+    return b + h * c->vocab * 2;
+}
+
+/* The same of the command line's model. */
+static double token_cost(double *macs)
+{
+    base_err err = BASE_ERR_INIT;
+    eng_model *model = NULL;
+    eng_model_options options = {.variant = "auto", .kv = "nvfp4", .threads = 1, .rows_max = 8};
+    if (eng_model_load(&model, opt.model, &options, &err) != BASE_OK) {
+        fprintf(stderr, "whimbrel-bench: %s\n", err.text);
+        exit(2);
+    }
+    double bytes = bench_token_bytes(eng_model_get_config(model), macs);
     eng_model_destroy(model);
+    return bytes;
 }
 
 static void bench_decode(void)
@@ -449,8 +450,7 @@ static void bench_decode(void)
     static const char *const prompts[] = {"What's the weather in Oslo?", "hello!",
                                           "Tell me about the harbour.",
                                           "What is the weather in Lisbon and in Porto?"};
-    double bytes, macs;
-    token_cost(&bytes, &macs);
+    double macs, bytes = token_cost(&macs);
     eng_engine *plain = start(0), *drafted = start(-1);
     base_arena *arena = base_arena_create(4096, (size_t)64 << 20);
     samples tok = {0}, draft = {0};
@@ -481,7 +481,7 @@ static void bench_decode(void)
     char config[160];
     snprintf(config, sizeof config, "%s %s threads=%u context<=400 bytes/token=%.3g", info->name,
              info->backend, opt.threads, bytes);
-    bench_report("c.model.tok", config, "tok/s", true, &tok, read_gbs[1] * 1e9 / bytes,
+    bench_report("c.model.tok", config, "tok/s", true, &tok, limits.read_gbs[1] * 1e9 / bytes,
                  "read bandwidth");
     if (!equal) {
         fprintf(stderr, "whimbrel-bench: c.model.draft: drafted and plain tokens differ\n");
@@ -498,8 +498,8 @@ static void bench_decode(void)
 
 static void bench_prefill(void)
 {
-    double bytes, macs;
-    token_cost(&bytes, &macs);
+    double macs;
+    token_cost(&macs);
     eng_engine *engine = start(0);
     const eng_info *info = eng_get_info(engine);
     uint32_t count = info->context_max > 4096 ? 4096 : info->context_max - 2;
@@ -515,7 +515,7 @@ static void bench_prefill(void)
     char config[128];
     snprintf(config, sizeof config, "%s %s threads=%u prompt=%u MMAC/token=%.3g", info->name,
              info->backend, opt.threads, count, macs / 1e6);
-    bench_report("e.prefill", config, "tok/s", true, &s, fma_gflops[1] * 1e9 / (2 * macs),
+    bench_report("e.prefill", config, "tok/s", true, &s, limits.fma_gflops[1] * 1e9 / (2 * macs),
                  "multiply-add rate");
     free(tokens);
     eng_destroy(engine);
@@ -672,7 +672,8 @@ static int usage(FILE *out)
     fprintf(
         out,
         "usage: whimbrel-bench [--json] [--model DIR] [--threads N] [--peer-json FILE] [NAME…]\n\n"
-        "A name selects by prefix: cal, c.model, e.prefill, e.spec, e.host, e.mixed, p.match, "
+        "A name selects by prefix: cal, c.gemv, c.gemm, c.pool, c.model, e.prefill, e.spec, "
+        "e.host, e.idle, e.mixed, p.match, "
         "p.insert, p.branch, p.evict, "
         "s.mask, s.compile, s.overhead, g.commit, g.req, b.ready. Without names: all.\n"
         "--peer-json FILE: an array of {bench, value, peer_version}; ratios are printed beside "
@@ -720,13 +721,15 @@ int main(int argc, char **argv)
     if (slash != NULL)
         strcpy(slash, "/whimbrel");
     opt.server = server_path;
+    limits.threads = opt.threads;
     calibrate();
-    if (bench_wanted("c.model"))
+    failed |= !bench_kernels(&limits);
+    if (bench_wanted("c.model.tok") || bench_wanted("c.model.draft"))
         bench_decode();
     if (bench_wanted("e.prefill"))
         bench_prefill();
     failed |= !bench_engine();
-    failed |= !bench_cache(read_gbs[0]);
+    failed |= !bench_cache(limits.read_gbs[0]);
     failed |= !bench_store();
     failed |= !bench_restart(opt.model, opt.threads);
     failed |= !bench_grammar(opt.model, opt.threads);

@@ -57,10 +57,24 @@ eng_engine *bench_engine_start(const eng_options *options); /* ends the program 
 void bench_submit(eng_engine *engine, bench_run *r, eng_request request); /* likewise */
 void bench_wait(bench_run *r);
 
+/* What the machine can do at best: [0] one thread, [1] all of them. */
+typedef struct bench_limits {
+    uint32_t threads;
+    double read_gbs[2], fma_gflops[2];
+} bench_limits;
+
+/* Weight bytes that one token's forward pass reads, and its multiply-adds (attention over the
+ * context left out). */
+struct eng_model_config;
+double bench_token_bytes(const struct eng_model_config *config, double *macs);
+
 /* ---- parts ---- */
 
-/* e.spec, e.host, e.mixed: drafts that pay, the host's share of a step, and prefill beside a
- * stream. False if drafted tokens differ. */
+/* c.gemv, c.gemm, c.pool, c.model.big: the cpu backend alone. False if a result was wrong. */
+bool bench_kernels(const bench_limits *limits);
+
+/* e.spec, e.host, e.idle, e.mixed: drafts that pay, the host's share of a step, and prefill beside
+ * a stream. False if drafted tokens differ. */
 bool bench_engine(void);
 /* p.match, p.insert, p.evict, p.branch: the prefix tree beside hash chains and a token trie.
  * `read_gbs`: what one thread reads. False if a result was wrong. */

@@ -5,13 +5,14 @@
  * within a round, and their 95 % interval is a bootstrap of the median over rounds. All engines
  * must give the same tokens. e.spec.predicted: the same chat with the answer itself as the
  * prediction. e.host: of a plain step of one stream, what is neither a pass nor the choice of a
- * token. e.mixed: a stream's longest waits for a token while a prompt of 8k tokens is run beside
- * it. */
+ * token. e.idle: what the first pass after a pause takes longer than one in a row. e.mixed: a
+ * stream's longest waits for a token while a prompt of 8k tokens is run beside it. */
 #include "tools/bench.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/base/arena.h"
 #include "engine/base/buf.h"
@@ -341,6 +342,50 @@ static void bench_host(void)
     eng_destroy(engine);
 }
 
+/* What a pass of one row takes longer when the engine was idle before: threads that are still
+ * asleep, caches that are not. */
+static void bench_idle(void)
+{
+    enum { ROUND = 60 };
+    static bench_run r;
+    eng_options options = bench_engine_options();
+    options.draft_tokens = 0;
+    eng_engine *engine = bench_engine_start(&options);
+    base_arena *arena = base_arena_create(1 << 16, (size_t)64 << 20);
+    prompt p = render(engine, arena, KINDS[1].asks[0], false, 256);
+    samples added = {0};
+    double warm_us = 0;
+    for (int round = -1; round < 7; round++) {
+        double us[2][ROUND];
+        for (int i = 0; i < 2 * ROUND; i++) {
+            const int idle = i % 2; /* every other request comes right behind one */
+            eng_request request = {.id = 1,
+                                   .tokens = p.tokens,
+                                   .token_count = p.count,
+                                   .space = 5,
+                                   .max_tokens = 1,
+                                   .sampling = ENG_SAMPLING_DEFAULT};
+            if (idle)
+                usleep(3000);
+            uint64_t before = eng_get_stats(engine).forward_ns;
+            bench_submit(engine, &r, request);
+            bench_wait(&r);
+            us[idle][i / 2] = (double)(eng_get_stats(engine).forward_ns - before) / 1e3;
+        }
+        if (round < 0)
+            continue;
+        const double warm = median_of(us[0], ROUND);
+        added.v[added.n++] = median_of(us[1], ROUND) - warm;
+        warm_us += warm / 7;
+    }
+    char config[128];
+    snprintf(config, sizeof config, "%s, a pass of one row after 3 ms without work, else %.0f us",
+             eng_get_info(engine)->name, warm_us);
+    bench_report("e.idle", config, "us", false, &added, 20, "20 us");
+    base_arena_destroy(arena);
+    eng_destroy(engine);
+}
+
 static void bench_mixed(void)
 {
     static bench_run stream, other;
@@ -400,6 +445,8 @@ bool bench_engine(void)
     bool good = bench_spec();
     if (bench_wanted("e.host"))
         bench_host();
+    if (bench_wanted("e.idle"))
+        bench_idle();
     if (bench_wanted("e.mixed"))
         bench_mixed();
     return good;
