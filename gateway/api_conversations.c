@@ -1,4 +1,11 @@
-/* api_conversations: see the header. */
+/* api_conversations: see the header.
+ *
+ * What changes a conversation stands in line with the turns on it, without a worker: a turn's items
+ * follow those that it saw.
+ *
+ *   worker: prepare, claim --held--> work --> loop: answer
+ *                 '--waits--> granted (loop) --> worker: work
+ *                        '--too long, or the client left--> loop: answer */
 #include "gateway/api_conversations.h"
 
 #include <stdio.h>
@@ -24,6 +31,14 @@ typedef struct call {
     gw_exchange *exchange; /* NULL once the client left. Loop */
     gw_loop *loop;
     base_code (*work)(struct call *c, base_err *err);
+    /* ---- of those that change a conversation; NULL prepare: nothing comes before the lock ---- */
+    gw_port port; /* for its ticks; open if it `stands` in line */
+    gw_message granted;
+    gw_lock lock;
+    base_code (*prepare)(struct call *c, base_err *err);
+    bool stands, prepared, held; /* the worker's, while it has the call; else the loop's */
+    uint64_t received_ns;
+    json_t *items;
     gw_turn plan; /* what readers of bodies write to: app, arena, body, tree and tenant */
     char id[GW_NAME_BYTES_MAX], item[GW_NAME_BYTES_MAX];
     char *query;
@@ -58,7 +73,7 @@ static base_code told(call *c, base_code code, const base_err *why, base_err *er
     if (code == BASE_FULL && strcmp(why->param, "items") == 0)
         *row = (gw_error_row){400, "invalid_request_error", "conversation_full", 0, -1};
     else if (code == BASE_FULL)
-        *row = (gw_error_row){429, "insufficient_quota", "conversation_limit", 0, 0};
+        *row = (gw_error_row){429, "rate_limit_error", "conversation_limit", 0, 0};
     return code ? base_fail_param(err, code, why->param, "%s", why->text) : BASE_OK;
 }
 
@@ -67,18 +82,12 @@ static base_code check_room(call *c, base_err *err)
 {
     base_code code = gw_ledger_room(c->plan.app->ledger, c->plan.identity.tenant, err);
     if (code == BASE_FULL)
-        c->plan.error_row = (gw_error_row){429, "insufficient_quota", "storage_full", 0, 0};
+        c->plan.error_row = (gw_error_row){429, "rate_limit_error", "storage_full", 0, 0};
     return code;
 }
 
-/* Not while a turn runs, whose items would then not follow those that it saw. The claim is let go
- * by the caller. */
-static base_code claim(call *c, gw_lock *lock, base_err *err)
+static base_code locked(call *c, base_err *err)
 {
-    if (strlen(c->id) >= GW_ID_MAX)
-        return no_conversation(c, err);
-    if (gw_lock_try(c->plan.app->locks, lock, c->plan.identity.tenant, c->id) == GW_CLAIM_HELD)
-        return BASE_OK;
     c->plan.error_row =
         (gw_error_row){409, "conflict_error", "conversation_locked", LOCKED_RETRY_MS, 1};
     return base_fail_param(err, BASE_CONFLICT, "conversation_id",
@@ -255,45 +264,36 @@ static base_code update(call *c, base_err *err)
 
 static base_code delete_conversation(call *c, base_err *err)
 {
-    gw_lock lock = {0};
     base_err why = BASE_ERR_INIT;
-    GW_TRY(claim(c, &lock, err));
     base_code code =
         gw_conversation_delete(c->plan.app->ledger, c->plan.identity.tenant, c->id, &why);
-    gw_lock_let_go(c->plan.app->locks, &lock);
     GW_TRY(told(c, code, &why, err));
     base_buf_printf(&c->out, "{\"id\":\"%s\",\"object\":\"conversation.deleted\",\"deleted\":true}",
                     c->id);
     return BASE_OK;
 }
 
-static base_code add_locked(call *c, const json_t *items, base_err *err)
+static base_code read_added(call *c, base_err *err)
 {
-    gw_turn *plan = &c->plan;
-    gw_conversation_page taken;
-    base_err why = BASE_ERR_INIT;
-    GW_TRY(find_taken(c, &taken, items, err));
-    GW_TRY(gw_conversation_inputs(plan, items, "items", &taken, err));
-    return told(c,
-                gw_conversation_add(plan->app->ledger, plan->identity.tenant, c->id, plan->added,
-                                    plan->added_count, plan->app->conf->conversations_items_max,
-                                    &why),
-                &why, err);
+    GW_TRY(parse_body(c, err));
+    if (!json_is_array(json_object_get(c->plan.json, "items")))
+        return gw_wrong_type("", "items", "an array", json_object_get(c->plan.json, "items"), err);
+    GW_TRY(read_items(c, &c->items, err));
+    return check_room(c, err);
 }
 
 static base_code add_items(call *c, base_err *err)
 {
-    gw_lock lock = {0};
-    json_t *items;
-    GW_TRY(parse_body(c, err));
-    if (!json_is_array(json_object_get(c->plan.json, "items")))
-        return gw_wrong_type("", "items", "an array", json_object_get(c->plan.json, "items"), err);
-    GW_TRY(read_items(c, &items, err));
-    GW_TRY(check_room(c, err));
-    GW_TRY(claim(c, &lock, err));
-    base_code code = add_locked(c, items, err);
-    gw_lock_let_go(c->plan.app->locks, &lock);
-    GW_TRY(code);
+    gw_turn *plan = &c->plan;
+    gw_conversation_page taken;
+    base_err why = BASE_ERR_INIT;
+    GW_TRY(find_taken(c, &taken, c->items, err));
+    GW_TRY(gw_conversation_inputs(plan, c->items, "items", &taken, err));
+    GW_TRY(
+        told(c,
+             gw_conversation_add(plan->app->ledger, plan->identity.tenant, c->id, plan->added,
+                                 plan->added_count, plan->app->conf->conversations_items_max, &why),
+             &why, err));
     return put_list(c, c->plan.added, c->plan.added_count, false, err);
 }
 
@@ -327,22 +327,44 @@ static base_code get_item(call *c, base_err *err)
 
 static base_code delete_item(call *c, base_err *err)
 {
-    gw_lock lock = {0};
     base_err why = BASE_ERR_INIT;
-    GW_TRY(claim(c, &lock, err));
     base_code code = gw_conversation_item_delete(c->plan.app->ledger, c->plan.identity.tenant,
                                                  c->id, c->item, &why);
-    gw_lock_let_go(c->plan.app->locks, &lock);
     GW_TRY(told(c, code, &why, err));
     return put_conversation(c, err);
 }
 
 /* ---- a call's way ---- */
 
+/* `*waits`: it stands in line and is another thread's from here on. */
+static base_code claim(call *c, bool *waits, base_err *err)
+{
+    if (strlen(c->id) >= GW_ID_MAX)
+        return no_conversation(c, err);
+    gw_claim claim = gw_lock_claim(c->plan.app->locks, &c->lock, c->plan.identity.tenant, c->id);
+    *waits = claim == GW_CLAIM_WAITS;
+    if (*waits)
+        return BASE_OK;
+    c->held = claim == GW_CLAIM_HELD;
+    return c->held ? BASE_OK : locked(c, err);
+}
+
 static void run(gw_job *job)
 {
     call *c = (call *)((char *)job - offsetof(call, job));
-    base_code code = c->work(c, &c->err);
+    base_code code = BASE_OK;
+    bool waits = false;
+    if (c->prepare && !c->prepared)
+        code = c->prepare(c, &c->err);
+    c->prepared = true;
+    if (!code && c->stands && !c->held)
+        code = claim(c, &waits, &c->err);
+    if (waits)
+        return;
+    if (!code)
+        code = c->work(c, &c->err);
+    if (c->held)
+        gw_lock_let_go(c->plan.app->locks, &c->lock);
     if (!code && c->out.failed)
         code = gw_no_memory(&c->err);
     if (code && !c->err.code)
@@ -352,6 +374,8 @@ static void run(gw_job *job)
 
 static void call_free(call *c)
 {
+    if (c->stands)
+        gw_port_close(&c->port);
     base_buf_deinit(&c->out);
     json_decref(c->plan.json);
     json_decref(c->stored);
@@ -376,7 +400,39 @@ static void back(gw_message *message)
 
 static void gone(void *ctx)
 {
-    ((call *)ctx)->exchange = NULL;
+    call *c = ctx;
+    c->exchange = NULL;
+    if (c->stands && gw_lock_leave(c->plan.app->locks, &c->lock))
+        call_free(c); /* no one will tell its end */
+}
+
+/* On the thread of whoever let go. */
+static void lock_granted(gw_lock *lock)
+{
+    call *c = (call *)((char *)lock - offsetof(call, lock));
+    gw_loop_post(c->loop, &c->granted);
+}
+
+static void on_granted(gw_message *message)
+{
+    call *c = (call *)((char *)message - offsetof(call, granted));
+    c->held = true;
+    if (gw_workers_submit(c->plan.app->workers, &c->job))
+        return;
+    gw_lock_let_go(c->plan.app->locks, &c->lock);
+    base_fail(&c->err, BASE_FULL, "too many requests wait for a worker");
+    back(&c->back);
+}
+
+static void on_tick(gw_port *port, uint64_t now)
+{
+    call *c = (call *)((char *)port - offsetof(call, port));
+    gw_app *app = c->plan.app;
+    uint64_t wait = (uint64_t)app->conf->sessions_queue_wait_ms * 1000000;
+    if (now <= c->received_ns + wait || !gw_lock_leave(app->locks, &c->lock))
+        return;
+    locked(c, &c->err);
+    back(&c->back);
 }
 
 /* The path behind PATH: nothing, "/ID", "/ID/items" or "/ID/items/ITEM"; how many parts it has,
@@ -400,12 +456,12 @@ static int read_path(call *c, const char *path)
     return *at ? -1 : count;
 }
 
-static void begin(gw_app *app, gw_exchange *exchange, int parts,
-                  base_code (*work)(call *c, base_err *err))
+/* NULL: the exchange was answered. */
+static call *make(gw_app *app, gw_exchange *exchange, int parts)
 {
     gw_identity identity;
     if (!gw_tenants_admit(app->tenants, &identity, exchange, GW_SCOPE_INFER))
-        return;
+        return NULL;
     size_t length;
     const char *body = gw_exchange_body(exchange, &length);
     call *c = calloc(1, sizeof *c);
@@ -420,12 +476,12 @@ static void begin(gw_app *app, gw_exchange *exchange, int parts,
             call_free(c);
         gw_no_memory(&err);
         gw_error_respond_err(exchange, &err);
-        return;
+        return NULL;
     }
     if (read_path(c, gw_exchange_path(exchange)) != parts) {
         call_free(c);
         gw_error_not_found(exchange);
-        return;
+        return NULL;
     }
     if (length)
         memcpy(c->plan.body, body, length);
@@ -437,12 +493,45 @@ static void begin(gw_app *app, gw_exchange *exchange, int parts,
     c->back.run = back;
     c->exchange = exchange;
     c->loop = gw_exchange_loop(exchange);
-    c->work = work;
     gw_exchange_set_handler(exchange, c, gone, NULL);
-    if (!gw_workers_submit(app->workers, &c->job)) {
+    return c;
+}
+
+static void submit(call *c)
+{
+    if (!c->err.code && gw_workers_submit(c->plan.app->workers, &c->job))
+        return; /* it is the worker's */
+    if (!c->err.code)
         base_fail(&c->err, BASE_FULL, "too many requests wait for a worker");
-        back(&c->back);
-    }
+    back(&c->back);
+}
+
+static void begin(gw_app *app, gw_exchange *exchange, int parts,
+                  base_code (*work)(call *c, base_err *err))
+{
+    call *c = make(app, exchange, parts);
+    if (!c)
+        return;
+    c->work = work;
+    submit(c);
+}
+
+/* One that changes the conversation. */
+static void begin_change(gw_app *app, gw_exchange *exchange, int parts,
+                         base_code (*prepare)(call *c, base_err *err),
+                         base_code (*work)(call *c, base_err *err))
+{
+    call *c = make(app, exchange, parts);
+    if (!c)
+        return;
+    c->prepare = prepare;
+    c->work = work;
+    c->received_ns = base_now_ns();
+    c->port.tick = on_tick;
+    c->granted.run = on_granted;
+    c->lock.granted = lock_granted;
+    c->stands = !gw_port_open(app->bridge, &c->port, c->loop, &c->err);
+    submit(c);
 }
 
 void gw_api_conversations_create(gw_app *app, gw_exchange *exchange)
@@ -462,12 +551,12 @@ void gw_api_conversations_update(gw_app *app, gw_exchange *exchange)
 
 void gw_api_conversations_delete(gw_app *app, gw_exchange *exchange)
 {
-    begin(app, exchange, 1, delete_conversation);
+    begin_change(app, exchange, 1, NULL, delete_conversation);
 }
 
 void gw_api_conversations_items_add(gw_app *app, gw_exchange *exchange)
 {
-    begin(app, exchange, 2, add_items);
+    begin_change(app, exchange, 2, read_added, add_items);
 }
 
 void gw_api_conversations_items_list(gw_app *app, gw_exchange *exchange)
@@ -482,5 +571,5 @@ void gw_api_conversations_item_get(gw_app *app, gw_exchange *exchange)
 
 void gw_api_conversations_item_delete(gw_app *app, gw_exchange *exchange)
 {
-    begin(app, exchange, 3, delete_item);
+    begin_change(app, exchange, 3, NULL, delete_item);
 }

@@ -175,7 +175,7 @@ static base_code respond_session(call *c, const char *id, base_err *err)
     return BASE_OK;
 }
 
-static const gw_error_row session_limit = {429, "insufficient_quota", "session_limit", 0, 0};
+static const gw_error_row session_limit = {429, "rate_limit_error", "session_limit", 0, 0};
 
 static base_code add_session(call *c, gw_session_new *fresh, base_err *err)
 {
@@ -421,7 +421,7 @@ static base_code hold(call *c, const char *session, uint32_t tokens, uint64_t se
     base_code code = gw_pin_put(c->app->pins, c->identity.tenant, session, pages,
                                 now + seconds * 1000000000, now, err);
     if (code == BASE_FULL)
-        c->row = (gw_error_row){429, "insufficient_quota", "pin_limit", 0, 0};
+        c->row = (gw_error_row){429, "rate_limit_error", "pin_limit", 0, 0};
     return code;
 }
 

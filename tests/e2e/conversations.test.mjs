@@ -158,7 +158,7 @@ await check('sealed reasoning is listed for who asks', async () => {
   assert.equal((await client.conversations.items.retrieve('rs_1', { conversation_id: id, include: ['reasoning.encrypted_content'] })).encrypted_content, 'another-servers');
 });
 
-await check('two responses at once stand in line; while one runs, items and deletion are told to come again', async () => {
+await check('two responses at once stand in line; what changes a conversation does so, too, and whoever waits too long is told to come again', async () => {
   const { id } = await client.conversations.create();
   const [one, two] = await Promise.all([word(), word()].map((text) => client.responses.create(ask(id, text))));
   const order = (await items(id)).map((i) => i.id);
@@ -172,16 +172,25 @@ await check('two responses at once stand in line; while one runs, items and dele
     assert.ok(Number(e.headers.get('retry-after-ms')) > 0);
     return true;
   };
-  await assert.rejects(client.conversations.items.create(id, { items: [user('x')] }), locked('conversation_id'));
-  await assert.rejects(client.conversations.items.delete(order[0], { conversation_id: id }), locked('conversation_id'));
-  await assert.rejects(client.conversations.delete(id), locked('conversation_id'));
-  assert.equal((await items(id)).length, order.length, 'reading goes on');
+  const leave = new AbortController(), left = client.conversations.items.create(id, { items: [user('nobody waits for this')] }, { signal: leave.signal });
+  const added = client.conversations.items.create(id, { items: [user('x')] }), gone = client.conversations.items.delete(order[0], { conversation_id: id });
+  await sleep(100);
+  leave.abort();
+  await assert.rejects(left, OpenAI.APIUserAbortError);
+  assert.equal((await items(id)).length, order.length, 'reading goes on, and nothing changes');
   assert.equal((await client.responses.cancel(running.id)).status, 'cancelled');
-  assert.equal((await items(id)).length, order.length, 'what was cancelled adds nothing');
+  await Promise.all([added, gone]);
+  assert.deepEqual((await items(id)).map((i) => i.id), [...order.slice(1), (await added).data[0].id], 'what was cancelled adds nothing');
+  const last = await client.responses.create(ask(id, 'go on', { background: true, ignore_eos: true, max_output_tokens: 100000 })), end = client.conversations.delete(id);
+  await client.responses.cancel(last.id).catch((e) => assert.equal(e.status, 404, 'it may be gone with its conversation by now'));
+  assert.equal((await end).deleted, true);
   const strict = await startServer({ set: { 'sessions.queue_max': 1, 'sessions.queue_wait_ms': 1 } });
   const own = connect(strict), conversation = (await own.conversations.create()).id;
   const busy = await own.responses.create(ask(conversation, 'go on', { background: true, ignore_eos: true, max_output_tokens: 100000 }));
   await assert.rejects(own.responses.create(ask(conversation, 'x')), locked('conversation'));
+  await assert.rejects(own.conversations.items.create(conversation, { items: [user('x')] }), locked('conversation_id'));
+  await assert.rejects(own.conversations.items.delete('msg_x', { conversation_id: conversation }), locked('conversation_id'));
+  await assert.rejects(own.conversations.delete(conversation), locked('conversation_id'));
   await own.responses.cancel(busy.id);
   await own.responses.create(ask(conversation, 'x'));
   await strict.stop();

@@ -92,7 +92,7 @@ await check('429: a bound of the tenant; no SDK tries it again, for waiting does
   const small = await startServer({ set: { 'sessions.count_max': 1 } });
   const make = (client, path) => client.post(path, { body: { model: 'nano' } });
   await make(openai(small.url), '/sessions');
-  await fails(make(openai(small.url), '/sessions'), OpenAI.RateLimitError, { status: 429, type: 'insufficient_quota', code: 'session_limit', retry: false, text: /sessions.count_max|1 session/ });
+  await fails(make(openai(small.url), '/sessions'), OpenAI.RateLimitError, { status: 429, type: 'rate_limit_error', code: 'session_limit', retry: false, text: /sessions.count_max|1 session/ });
   await fails(make(anthropic(small.url), '/v1/sessions'), Anthropic.RateLimitError, { status: 429, type: 'rate_limit_error', retry: false });
   await small.stop();
   console.log('[skip] 429 rate_limit_exceeded and x-ratelimit-*: requests and tokens a minute are not bounded by key yet');

@@ -62,6 +62,18 @@ for (const end of ['stop', 'kill9'])
     assert.ok(last.usage.input_tokens_details.cached_tokens >= sealed.usage.total_tokens - 1, JSON.stringify(last.usage));
   });
 
+await check('an answer that did not reason hides nothing, so it carries no seal: its text is all that the next turn needs, after a restart too', async () => {
+  const input = [user(`hello, ${word()}!`)], plain = { enable_thinking: false };
+  const answer = await client.responses.create(ask(input, plain));
+  assert.deepEqual(answer.output.map((i) => [i.type, i.encrypted_content]), [['message', undefined]]);
+  const next = [...input, ...answer.output, user('And tomorrow?')], control = await client.responses.create(ask(next, plain));
+  assert.ok(control.usage.input_tokens_details.cached_tokens >= answer.usage.total_tokens - 1, 'its tokens are known as long as memory has them');
+  await again('stop');
+  const later = await client.responses.create(ask(next, plain));
+  assert.ok(['completed', 'incomplete'].includes(later.status));
+  assert.equal(later.usage.input_tokens_details.cached_tokens, 0);
+});
+
 await check('a changed seal is refused by name, an edited answer wins, others are let be', async () => {
   const { input, answer } = await reasoned();
   const at = 1 + answer.output.findIndex((i) => i.encrypted_content);

@@ -388,6 +388,10 @@ Test(eng_engine, preempted_prompts_are_scored_once, .timeout = 240)
     }
     wait_done(young, EACH);
     wait_done(crowded, EACH);
+    uint64_t rows = 0;
+    for (uint32_t i = 0; i < EACH; i++)
+        rows += 20 + i + OUTPUT_MAX - 1 + COUNT;
+    cr_assert_gt(eng_get_stats(engine).step_rows, rows, "nobody had to run a row twice");
     for (uint32_t i = 0; i < EACH; i++) {
         cr_assert_eq(crowded[i].score_count, COUNT - 1);
         cr_assert_eq(crowded[i].started, 1);
