@@ -59,6 +59,9 @@ const messages = [{ role: 'user', content: ask }];
 await check('native sessions: every operation answers as described', async () => {
   const s = await call('POST', '/v1/sessions', { body: { model: 'nano', metadata: { a: 'b' }, system: 'You help.', tools: [weatherTool] } });
   const path = '/v1/sessions/{id}';
+  const note = { type: 'custom', custom: { name: 'note', format: { type: 'grammar', grammar: { syntax: 'regex', definition: '[a-z]{3}' } } } };
+  const custom = await call('POST', '/v1/sessions', { body: { model: 'nano', tools: [note] } });
+  await call('POST', `${path}/turns`, { id: custom.id, body: { items: [{ role: 'user', content: 'x' }], tool_choice: 'required', max_tokens: 100 } });
   await call('GET', '/v1/sessions', { query: '?limit=1' });
   await call('GET', path, { id: s.id });
   const turn = await call('POST', `${path}/turns`, { id: s.id, body: { items: messages, temperature: 0, max_output_tokens: 60, tool_choice: { type: 'function', function: { name: 'get_weather' } } } });
@@ -111,6 +114,7 @@ await check('chat, completions and tokens', async () => {
   await call('DELETE', '/v1/chat/completions/{id}', { id });
   await call('GET', '/v1/chat/completions/{id}', { id, status: 404 });
   await call('POST', '/v1/completions', { body: { model: 'nano', prompt: 'Hello', max_tokens: 3, logprobs: 1 } });
+  await call('POST', '/v1/completions', { body: { model: 'nano', prompt: ['Hello', 'there'], max_tokens: 0, echo: true, logprobs: 1, return_token_ids: true } });
   (await stream('/v1/completions', { model: 'nano', prompt: 'Hello', max_tokens: 3 })).forEach((r) => fits(schema('Completion'), r, 'record'));
   const { tokens } = await call('POST', '/tokenize', { body: { model: 'nano', prompt: 'Hello' } });
   await call('POST', '/detokenize', { body: { model: 'nano', tokens } });
