@@ -43,8 +43,8 @@ const whole = new Intl.NumberFormat('en', { maximumFractionDigits: 0 });
 export const none = '–';
 const known = (value) => typeof value === 'number' && Number.isFinite(value);
 
-/** 12 345: exact, in groups. */
-export const count = (value) => (known(value) ? whole.format(value).replaceAll(',', ' ') : none);
+/** 12 345: exact, in groups that no line end parts. */
+export const count = (value) => (known(value) ? whole.format(value).replaceAll(',', '\u202f') : none);
 export const fixed = (value, digits = 1) => (known(value) ? value.toFixed(digits) : none);
 /** A rate or a length: three figures or so. */
 export const rate = (value) => (!known(value) ? none : value >= 100 ? count(Math.round(value)) : value.toFixed(value >= 10 ? 1 : 2));

@@ -5,7 +5,7 @@ import { get } from './api.js';
 export default {
   title: 'Model',
   open(main) {
-    const card = h('div');
+    const card = h('div.view');
     fill(main, h('h1.away', null, 'Model'), card);
     get('model').then((m) => fill(card, panel(m.name, null, facts([
       ['Backend', m.backend], ['Keys and values', m.kv], ['Weights', bytes(m.weight_bytes)], ['Window', `${count(m.context_max)} tokens`], ['Vocabulary', count(m.vocabulary)],
