@@ -43,7 +43,7 @@ export function chart(title, series, format, whole = false) {
         fill: s.fill ? `${colour(s.color)}26` : undefined,
       }))],
       axes: [
-        { ...axis, space: 70, size: 22, values: (u, list) => list.map((t) => clock(t).slice(0, 5)) },
+        { ...axis, space: 70, size: 22, values: (u, list) => list.map((t) => (list.length > 1 && list[1] - list[0] < 60 ? clock(t) : clock(t).slice(0, 5))) },
         { ...axis, size: 58, space: 34, ...(whole && { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] }), values: (u, list) => list.map((v) => (v === null ? '' : v === 0 ? '0' : format(v))) },
       ],
       hooks: { setCursor: [(u) => show(u.cursor.idx)] },

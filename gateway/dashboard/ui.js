@@ -87,7 +87,7 @@ export const id = (text) => (text ? h('code.id', { title: text }, text.length > 
 // ---- pieces ----
 
 /** columns: [{name, num?, cell(row) -> node|text}]; a column without a name has buttons or bars. The caption is for those who hear the page.
- *  {node, update(rows)}: rows stay in the given order. While something in a row has the focus they stand still. `row(tr, data)` may mark a row;
+ *  {node, update(rows)}: rows stay in the given order. While the keyboard's focus is in a row they stand still. `row(tr, data)` may mark a row;
  *  rows of which `fixed(row)` holds never change, so each is made once. */
 export function liveTable(caption, columns, { empty = 'Nothing yet.', dense, row: mark, fixed: stays } = {}) {
   const body = h('tbody'), none_ = h('p.empty', null, empty), made = new WeakMap();
@@ -105,7 +105,7 @@ export function liveTable(caption, columns, { empty = 'Nothing yet.', dense, row
   return {
     node: h('div', null, scroll, none_),
     update(rows) {
-      if (body.contains(document.activeElement)) return;
+      if (body.querySelector(':focus-visible')) return;
       scroll.hidden = !rows.length;
       none_.hidden = rows.length > 0;
       body.replaceChildren(...rows.map(line));

@@ -23,6 +23,7 @@ export function parts(r, now) {
 
 /** It ended as a model ends. */
 const went = (r) => ['stop', 'tool_calls', 'length'].includes(r.finish);
+const outcome = (r) => r.finish ?? (r.phase === 'done' ? 'refused' : r.phase);
 
 /** Sessions as lanes, newest activity first; requests without one share nothing and stand alone. */
 function lanes(requests, from) {
@@ -57,8 +58,8 @@ export default {
     const lines = liveTable('Requests, newest first', [
       { name: 'Received', cell: (r) => when(r.received_ms / 1000) },
       { name: 'State', cell: (r) => [
-        h(`span.phase.${r.phase === 'done' ? (went(r) ? 'done' : 'bad') : r.phase}`, null, r.finish ?? r.phase, r.status && r.status !== 200 && r.status !== 499 ? ` ${r.status}` : ''),
-        !['done', 'commit'].includes(r.phase) && h('button.small', { onclick: () => cancel(r), 'aria-label': `Cancel ${r.id}` }, 'Cancel')] },
+        h(`span.phase.${r.phase === 'done' ? (went(r) ? 'done' : 'bad') : r.phase}`, null, outcome(r), r.status && r.status !== 200 && r.status !== 499 ? ` ${r.status}` : ''),
+        !['done', 'commit'].includes(r.phase) && h('button.small', { onclick: (e) => { e.target.blur(); cancel(r); }, 'aria-label': `Cancel ${r.id}` }, 'Cancel')] },
       { name: 'Session', cell: (r) => (r.session ? h('a', { href: `#/sessions/${encodeURIComponent(r.session)}` }, r.label ?? `…${r.session.slice(-8)}`) : r.label ?? none) },
       { name: 'Prompt', num: true, cell: (r) => count(r.prompt_tokens) },
       { name: 'Cached', num: true, cell: (r) => (r.cached_tokens === null ? none : percent(r.cached_tokens, r.prompt_tokens)) },
@@ -147,7 +148,7 @@ export default {
       tip.hidden = !hit;
       if (!hit) return;
       const r = hit.r, now = serverNow();
-      fill(tip, h('strong', null, r.label ?? r.id), h('div', null, `${r.tenant} · ${r.dialect} · ${r.finish ?? r.phase}`),
+      fill(tip, h('strong', null, r.label ?? r.id), h('div', null, `${r.tenant} · ${r.dialect} · ${outcome(r)}`),
         parts(r, now).map(([kind, a, b]) => h('div', null, h(`i.${kind}`), ` ${kind} ${seconds((b - a) / 1000)}`)),
         h('div', null, `${count(r.cached_tokens)} of ${count(r.prompt_tokens)} cached, ${count(r.output_tokens)} out`));
       tip.style.left = `${Math.max(0, Math.min(event.offsetX + 12, lane.clientWidth - 240))}px`;
