@@ -86,17 +86,11 @@ leave.addEventListener('click', async () => {
   logIn();
 });
 
-async function begin() {
-  try {
-    const who = await get('session');
-    leave.hidden = who.via !== 'cookie';
-  } catch (error) {
-    if (error.status === 401) return;
-    if (error.status !== 404) notice(error.message, 'bad');
-  }
+function begin() {
   nav.hidden = false;
+  live.start(); // first: the first view waits for it alone
   show();
-  live.start();
+  get('session').then((who) => { leave.hidden = who.via !== 'cookie'; }, (error) => { if (error.status !== 401) notice(error.message, 'bad'); });
 }
 
 addEventListener('hashchange', () => { if (!asking) show(); });

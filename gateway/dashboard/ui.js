@@ -108,7 +108,8 @@ export function liveTable(caption, columns, { empty = 'Nothing yet.', dense, row
       if (body.querySelector(':focus-visible')) return;
       scroll.hidden = !rows.length;
       none_.hidden = rows.length > 0;
-      body.replaceChildren(...rows.map(line));
+      const lines = rows.map(line);
+      if (lines.length !== body.children.length || lines.some((tr, i) => tr !== body.children[i])) body.replaceChildren(...lines);
     },
   };
 }

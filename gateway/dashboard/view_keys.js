@@ -3,7 +3,7 @@ import { h, fill, table, panel, count, bytes, when, ago, none, notice, confirm }
 import { get, post, patch, remove } from './api.js';
 
 const limits = [['requests_max', 'At once'], ['requests_per_minute', 'Requests a minute'], ['tokens_per_minute', 'Tokens a minute']];
-const field = (label, control, hint) => h('label.field', null, h('span', null, label), control, hint && h('small', null, hint));
+const field = (label, control) => h('label.field', null, h('span', null, label), control);
 
 function showKey(answer) {
   const text = h('code.secret', { tabindex: '0' }, answer.key);
@@ -97,7 +97,7 @@ export default {
         tenantName.value = group.value = '';
         loadTenants();
       } catch (error) { fill(tenantWhy, error.message); }
-    } }, field('Name', tenantName), field('Sharing group', group, 'shares cached pages, nothing else'), h('button', null, 'Make a tenant'), tenantWhy);
+    } }, field('Name', tenantName), field('Sharing group (shares cached pages alone)', group), h('button', null, 'Make a tenant'), tenantWhy);
     fill(main, h('h1.away', null, 'Tenants and keys'), panel('Tenants', null, tenants, add), panel('Keys', null, keys), panel('New key', null, make));
     loadTenants();
     loadKeys();
