@@ -58,6 +58,7 @@ export default {
       panel('Running', h('a', { href: '#/requests' }, 'Timeline'), running.node, others),
       h('div.pair', null, panel('Tiers', h('a', { href: '#/cache' }, 'Cache'), held.node), panel('Since the start', h('a', { href: '#/usage' }, 'Usage'), totals)));
 
+    let open = true;
     const drawRunning = () => {
       const list = [...state.requests.values()].filter((r) => r.phase !== 'done');
       running.update(list.slice(0, LINES_MAX));
@@ -78,7 +79,7 @@ export default {
       f.cpu.update(last.cpu === null ? none : `${fixed(last.cpu, 2)} cores`, `of ${o.process.cores} · ${o.process.threads} threads`);
       f.memory.update(bytes(o.process.memory_bytes), `peak ${bytes(o.process.memory_peak_bytes)}`);
       f.saved.update(seconds(o.saved_seconds), 'estimate, since the start');
-      charts.forEach((c) => c.update(state.history));
+      requestAnimationFrame(() => open && charts.forEach((c) => c.update(state.history))); // the figures are not kept waiting for them
       held.update(o.tiers);
       const t = o.totals;
       fill(totals, facts([
@@ -95,6 +96,6 @@ export default {
     };
     draw();
     const unwatch = watch(draw);
-    return () => { unwatch(); charts.forEach((c) => c.destroy()); };
+    return () => { open = false; unwatch(); charts.forEach((c) => c.destroy()); };
   },
 };
