@@ -570,7 +570,9 @@ int main(int argc, char **argv)
     if (c.tokens_max < 1)
         return bad_usage("--max-tokens must be at least 1");
     json_error_t why;
-    if (tools && !json_is_array(c.tools = json_load_file(tools, 0, &why))) {
+    if (tools)
+        c.tools = json_load_file(tools, 0, &why);
+    if (tools && !json_is_array(c.tools)) {
         fprintf(stderr, "whimbrel-chat: %s: %s\n", tools, c.tools ? "no array of tools" : why.text);
         return EXIT_USAGE;
     }
