@@ -429,7 +429,7 @@ static void on_tick(gw_port *port, uint64_t now)
     call *c = (call *)((char *)port - offsetof(call, port));
     gw_app *app = c->plan.app;
     uint64_t wait = (uint64_t)app->conf->sessions_queue_wait_ms * 1000000;
-    if (now <= c->received_ns + wait || !gw_lock_leave(app->locks, &c->lock))
+    if (now <= c->received_ns + wait || !gw_lock_give_up(app->locks, &c->lock))
         return;
     locked(c, &c->err);
     back(&c->back);

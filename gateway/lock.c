@@ -101,12 +101,12 @@ gw_claim gw_lock_try(gw_locks *locks, gw_lock *lock, int64_t tenant, const char 
     return result;
 }
 
-bool gw_lock_leave(gw_locks *locks, gw_lock *lock)
+static bool leave(gw_locks *locks, gw_lock *lock, bool for_good)
 {
     pthread_mutex_lock(&locks->mutex);
     gw_lock_key *key = lock->key;
     bool waits = key && !lock->holds;
-    lock->left = true;
+    lock->left |= for_good;
     if (waits) {
         gw_lock **at = &key->first;
         while (*at != lock)
@@ -120,6 +120,16 @@ bool gw_lock_leave(gw_locks *locks, gw_lock *lock)
     }
     pthread_mutex_unlock(&locks->mutex);
     return waits;
+}
+
+bool gw_lock_leave(gw_locks *locks, gw_lock *lock)
+{
+    return leave(locks, lock, true);
+}
+
+bool gw_lock_give_up(gw_locks *locks, gw_lock *lock)
+{
+    return leave(locks, lock, false);
 }
 
 void gw_lock_let_go(gw_locks *locks, gw_lock *lock)

@@ -39,6 +39,8 @@ gw_claim gw_lock_try(gw_locks *locks, gw_lock *lock, int64_t tenant, const char 
  * False: it holds (or its `granted` is on its way) and must be let go, or it was never in line; a
  * claim that has yet to come is refused. */
 bool gw_lock_leave(gw_locks *locks, gw_lock *lock);
+/* As leave, for who waited too long: a claim that has yet to come may still find the key free. */
+bool gw_lock_give_up(gw_locks *locks, gw_lock *lock);
 /* Does nothing for a claim that does not hold. The next in line holds from now on. */
 void gw_lock_let_go(gw_locks *locks, gw_lock *lock);
 /* An estimate, for refusals. */

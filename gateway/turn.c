@@ -800,7 +800,7 @@ static bool give_up_waiting(gw_turn *turn, uint64_t now)
 {
     uint64_t wait = (uint64_t)turn->app->conf->sessions_queue_wait_ms * 1000000;
     return turn->state == GW_TURN_PREPARING && now > turn->received_ns + wait &&
-           gw_lock_leave(turn->app->locks, &turn->lock);
+           gw_lock_give_up(turn->app->locks, &turn->lock);
 }
 
 /* A tape that nobody has read for a while; at a shutdown nobody will come. */
