@@ -183,14 +183,15 @@ await check(`habit: interrupts and returns the part it saw: ${TURNS} turns`, asy
       worst = Math.min(worst, json.cached_tokens / seen);
       assert.ok(json.cached_tokens / seen >= 0.99, `turn ${n + 1}: ${json.cached_tokens} of ${seen} cached`);
     }
-    const stored = await metric(slow.admin, 'whimbrel_turns_stored_total');
+    const stored = await metric(slow.admin, 'whimbrel_turns_stored_total'), gone = await metric(slow.admin, 'whimbrel_client_gone_total');
     last = await interrupt(messages, 20);
-    assert.ok(last.content.length >= 20, last.content);
+    assert.ok(last.content); // the model may have said less than was waited for: then it ended by itself
     for (let i = 0; i < 400 && await metric(slow.admin, 'whimbrel_turns_stored_total') === stored; i++) await sleep(5);
-    cut += await metric(slow.admin, 'whimbrel_client_gone_total') > n;
+    cut += await metric(slow.admin, 'whimbrel_client_gone_total') > gone;
     messages.push({ role: 'assistant', content: last.content });
   }
   console.log(`  at least ${(100 * worst).toFixed(2)} % cached, ${cut} of ${TURNS} cut`);
+  assert.ok(cut >= TURNS / 2, 'most were interrupted');
 });
 
 await slow.stop();
