@@ -237,8 +237,7 @@ typedef struct eng_request {
      * alternatives; STEP events bring them before there is output. They come of the prompt's rows,
      * so those are run whatever the cache has. */
     bool prompt_logprobs;
-    /* A hint: nobody will go on from here. What the path has to itself is the first to make room.
-     */
+    /* A hint: nobody goes on from here. What the path has to itself is the first to make room. */
     bool session_over;
 } eng_request;
 

@@ -101,8 +101,8 @@ typedef struct eng_repack_options {
  * missing, another's or damaged, or that cannot be written, costs time only. Fails: BASE_NOMEM. */
 base_code eng_repack__create(eng_repack **out, kn_weight *const *weights, uint32_t count,
                              const eng_repack_options *options, kn_device *device, base_err *err);
-void eng_repack__destroy(
-    eng_repack *pack); /* NULL is fine; a file that is being written is not kept */
+/* NULL is fine. A file that is still being written is not kept. */
+void eng_repack__destroy(eng_repack *pack);
 bool eng_repack__from_file(const eng_repack *pack);
 /* Waits until the file is written. */
 void eng_repack__settle(eng_repack *pack);

@@ -84,6 +84,20 @@ Test(lock, who_leaves_is_out_of_line)
     gw_locks_destroy(locks);
 }
 
+Test(lock, who_gives_up_may_still_claim)
+{
+    gw_locks *locks = make(3);
+    claimant c[2] = {0};
+    cr_assert_not(gw_lock_give_up(locks, &c[0].lock), "it is not in line yet");
+    cr_assert_eq(claim(locks, &c[0], "sess_a"), GW_CLAIM_HELD);
+    cr_assert_not(gw_lock_give_up(locks, &c[0].lock), "the holder must let go");
+    cr_assert_eq(claim(locks, &c[1], "sess_a"), GW_CLAIM_WAITS);
+    cr_assert(gw_lock_give_up(locks, &c[1].lock));
+    gw_lock_let_go(locks, &c[0].lock);
+    cr_assert_eq(c[1].granted, 0);
+    gw_locks_destroy(locks);
+}
+
 Test(lock, to_try_is_not_to_wait)
 {
     gw_locks *locks = make(3);
