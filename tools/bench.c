@@ -11,8 +11,8 @@
  * bytes a token / read bandwidth c.model.draft  the same prompts with adaptive drafts; must give
  * the same tokens e.prefill      a prompt of 4,096 tokens, nothing cached               tok/s;
  * limit: multiply-adds a token / FMA rate g.req          chat request of 1 KB over HTTP/1.1, one
- * token          µs added to the engine's own time b.ready        exec to the ready line, and to
- * the first token         ms */
+ * token          µs added to the engine's own time b.ready        exec to the ready line, with
+ * a new data directory ms; b.ready.again: with the one that a server has left */
 #include <arpa/inet.h>
 #include <jansson.h>
 #include <netinet/in.h>
@@ -530,11 +530,16 @@ typedef struct server {
     char data[64];
 } server;
 
-static server launch(void)
+/* With the data directory of a server that was stopped, or a new one. */
+static server launch(const server *before_it)
 {
     server s = {.data = "/tmp/whimbrel-bench.XXXXXX"};
     int out[2];
-    if (mkdtemp(s.data) == NULL || pipe(out) != 0) {
+    if (before_it != NULL)
+        memcpy(s.data, before_it->data, sizeof s.data);
+    else if (mkdtemp(s.data) == NULL)
+        s.data[0] = '\0';
+    if (s.data[0] == '\0' || pipe(out) != 0) {
         perror("whimbrel-bench");
         exit(1);
     }
@@ -564,10 +569,15 @@ static server launch(void)
     return s;
 }
 
-static void end(server *s)
+static void stop(server *s)
 {
     kill(s->pid, SIGTERM);
     waitpid(s->pid, NULL, 0);
+}
+
+static void end(server *s)
+{
+    stop(s);
     char command[128];
     snprintf(command, sizeof command, "rm -rf %s", s->data);
     if (system(command) != 0)
@@ -629,11 +639,15 @@ static void bench_server(void)
     for (int i = 0; i < 800; i++)
         filler[i] = "lorem ipsum dolor sit amet "[i % 27];
     filler[800] = '\0';
-    samples ready = {0}, added = {0};
-    for (int r = 0; r < 3; r++) {
-        server s = launch();
+    samples ready = {0}, again = {0}, added = {0};
+    for (int r = 0; r < 5; r++) {
+        server s = launch(NULL);
         ready.v[ready.n++] = s.ready_ms;
-        if (r == 2 && bench_wanted("g.req")) {
+        usleep(300000); /* what it keeps for the next start is written behind the ready line */
+        stop(&s);
+        s = launch(&s);
+        again.v[again.n++] = s.ready_ms;
+        if (r == 4 && bench_wanted("g.req")) {
             int fd = dial(s.port);
             for (int i = 0; i < 260; i++) {
                 size_t length = make_request(request, sizeof request, filler, i);
@@ -662,6 +676,8 @@ static void bench_server(void)
     }
     if (bench_wanted("b.ready"))
         bench_report("b.ready", opt.model, "ms", false, &ready, 0, "");
+    if (bench_wanted("b.ready.again"))
+        bench_report("b.ready.again", "the same data directory", "ms", false, &again, 0, "");
     if (added.n > 0)
         bench_report("g.req", "1 KB chat request, HTTP/1.1 keep-alive, ledger on, one token", "us",
                      false, &added, 0, "");
@@ -735,7 +751,7 @@ int main(int argc, char **argv)
     failed |= !bench_grammar(opt.model, opt.threads);
     failed |= !bench_gateway();
     failed |= !bench_commit();
-    if (bench_wanted("g.req") || bench_wanted("b.ready"))
+    if (bench_wanted("g.req") || bench_wanted("b.ready") || bench_wanted("b.ready.again"))
         bench_server();
     json_decref(peers);
     return failed;
