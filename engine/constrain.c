@@ -245,6 +245,28 @@ static bool encode(eng_constrain *c, size_t length)
     return true;
 }
 
+/* Whether the last of the forced tokens is as sure as those before it: no longer token may stand in
+ * its place. (Shorter ones may, but nobody writes a text in more tokens than it needs.) */
+static bool last_is_sure(eng_constrain *c, size_t length)
+{
+    size_t last, other;
+    bool sure = true;
+    eng_grammar_state before;
+    if ((uint8_t)c->ahead[length - 1] >= ENG_CONSTRAIN_CALL_CLOSE) /* a mark */
+        return true;
+    (void)eng_tok_bytes(c->options.tok, c->ids.data[c->ids.count - 1], &last);
+    eng_grammar_clone(&before, &c->output.state);
+    sure = eng_grammar_advance(&before, c->ahead, length - last);
+    const uint32_t *mask = eng_grammar_mask(&before, NULL, 0);
+    for (uint32_t i = 0; sure && i < c->words; i++)
+        for (uint32_t bits = mask[i]; sure && bits != 0; bits &= bits - 1) {
+            int32_t id = (int32_t)(32 * i + (uint32_t)__builtin_ctz(bits));
+            sure = bytes_of(c->options.codec, c->options.tok, id, &other) != NULL && other <= last;
+        }
+    eng_grammar_end(&before);
+    return sure;
+}
+
 uint32_t eng_constrain_forced(eng_constrain *c, int32_t *tokens, uint32_t max)
 {
     if (c->output.phase != ON || c->output.ended || max == 0)
@@ -262,11 +284,9 @@ uint32_t eng_constrain_forced(eng_constrain *c, int32_t *tokens, uint32_t max)
         return 0;
     eng_grammar_state behind;
     eng_grammar_clone(&behind, &c->output.state);
-    bool last_too = eng_grammar_advance(&behind, c->ahead, length) && eng_grammar_accepts(&behind);
+    bool ends = eng_grammar_advance(&behind, c->ahead, length) && eng_grammar_accepts(&behind);
     eng_grammar_end(&behind);
-    /* A mark is never part of a longer token. */
-    last_too = last_too || (uint8_t)c->ahead[length - 1] >= ENG_CONSTRAIN_CALL_CLOSE;
-    count = (uint32_t)c->ids.count - (last_too ? 0 : 1);
+    count = (uint32_t)c->ids.count - (ends || last_is_sure(c, length) ? 0 : 1);
     if (count > max)
         count = max;
     memcpy(tokens, c->ids.data, count * sizeof *tokens);

@@ -40,8 +40,8 @@ const uint32_t *eng_constrain_mask(eng_constrain *constrain);
  * the grammar refuses it. */
 bool eng_constrain_take(eng_constrain *constrain, int32_t token, bool in_reasoning);
 /* Tokens that have to come next, as long as there is one way on: at most `max`; returns how many.
- * An end token, if the text is over. The last token of a forced run is left to the model unless the
- * text ends with it: what follows may want to be one token with it. */
+ * An end token, if the text is over. The last token of a forced run is left to the model where a
+ * longer one may stand in its place: what follows may want to be one token with it. */
 uint32_t eng_constrain_forced(eng_constrain *constrain, int32_t *tokens, uint32_t max);
 /* Nothing may follow, not even the end: a bound of the grammar was hit. */
 bool eng_constrain_stuck(eng_constrain *constrain);

@@ -145,6 +145,7 @@ static uint32_t node_height(const eng_grammar *g, const uint32_t *heights, uint3
     case GR_DEAD:
         return GR_INFINITE;
     case GR_BYTES:
+    case GR_BLANK:
         for (uint32_t i = 0; i < node->b; i++) {
             need = heights[g->edges.data[node->a + i].to];
             least = need < least ? need : least;
@@ -192,6 +193,7 @@ static uint32_t node_height(const eng_grammar *g, const uint32_t *heights, uint3
         }
         return least;
     }
+    case GR_SPACE:
     case GR_KEY:
     case GR_EXTRA:
     case GR_MORE:

@@ -25,7 +25,7 @@ typedef struct eng_grammar_run eng_grammar_run;
 /* ---- compiling ---- */
 
 typedef enum eng_grammar_space {
-    ENG_GRAMMAR_SPACE_SINGLE,  /* one optional space after ':' and ',' */
+    ENG_GRAMMAR_SPACE_SINGLE,  /* one space after every ':' and ',', or after none */
     ENG_GRAMMAR_SPACE_COMPACT, /* none */
     ENG_GRAMMAR_SPACE_LOOSE,   /* wherever JSON allows it: at most a line feed and 24 blanks */
 } eng_grammar_space;

@@ -18,6 +18,8 @@
 typedef enum gr_kind {
     GR_DEAD,
     GR_BYTES,  /* a: first edge, b: edges, c: 1 + the length guard whose characters it begins */
+    GR_BLANK,  /* GR_BYTES with the one edge of the blank that a GR_SPACE may have */
+    GR_SPACE,  /* a: its GR_BLANK, c: next; a blank or none, all through the text as at first */
     GR_FORK,   /* a: first target, b: targets */
     GR_CALL,   /* a: rule, b: node after it */
     GR_RETURN, /* on with the frame's node */

@@ -21,13 +21,16 @@ static uint32_t space(schema *s, bool separator, uint32_t next)
     if (c->options.space == ENG_GRAMMAR_SPACE_COMPACT ||
         (c->options.space == ENG_GRAMMAR_SPACE_SINGLE && !separator))
         return next;
-    uint32_t blanks = c->options.space == ENG_GRAMMAR_SPACE_SINGLE ? 1 : 24, at = next;
-    for (uint32_t i = 0; i < blanks; i++) {
+    if (c->options.space == ENG_GRAMMAR_SPACE_SINGLE) {
+        uint32_t blank = gr_bytes_add(c, &(gr_edge){' ', ' ', next}, 1);
+        c->g->nodes.data[blank].kind = GR_BLANK;
+        return gr_node_add(c, GR_SPACE, blank, 0, next);
+    }
+    uint32_t at = next;
+    for (uint32_t i = 0; i < 24; i++) {
         uint32_t byte = gr_bytes_add(c, &(gr_edge){' ', ' ', at}, 1);
         at = gr_fork_add(c, (uint32_t[]){byte, next}, 2);
     }
-    if (blanks == 1)
-        return at;
     uint32_t line = gr_bytes_add(c, &(gr_edge){'\n', '\n', at}, 1);
     return gr_fork_add(c, (uint32_t[]){line, at}, 2);
 }

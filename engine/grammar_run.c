@@ -24,7 +24,10 @@
 /* ---- frames and configurations ---- */
 
 enum { FRAME_PARENT, FRAME_NEXT, FRAME_COUNT, FRAME_SHAPE, FRAME_WORDS };
-enum { CONFIG_THREADS, CONFIG_ACCEPTS, CONFIG_MASK, CONFIG_PAIRS };
+enum { CONFIG_THREADS, CONFIG_ACCEPTS, CONFIG_STYLE, CONFIG_MASK, CONFIG_PAIRS };
+
+/* What stands at every GR_SPACE of a text: the first one decides. */
+typedef enum style { STYLE_OPEN, STYLE_BLANK, STYLE_NONE } style;
 
 typedef struct pool {
     uint32_t *words; /* word 0 is not used, so that 0 is no entry */
@@ -56,6 +59,7 @@ struct eng_grammar_run {
     uint32_t *visited_at;
     uint32_t visit, visited_count;
     bool accepts;
+    style style;
     step *steps;
     uint32_t *masks; /* [MASKS][words] */
     uint32_t mask_config[MASKS];
@@ -95,7 +99,8 @@ static uint32_t frame_hash(const uint32_t *frame)
 
 static uint32_t config_hash(const uint32_t *config)
 {
-    return hash_words(config + CONFIG_PAIRS, 2 * config[CONFIG_THREADS], config[CONFIG_ACCEPTS]);
+    return hash_words(config + CONFIG_PAIRS, 2 * config[CONFIG_THREADS],
+                      config[CONFIG_ACCEPTS] | config[CONFIG_STYLE] << 1);
 }
 
 static void pool_rehash(pool *p)
@@ -377,7 +382,7 @@ static void visit(eng_grammar_run *run, uint32_t node, uint32_t frame)
     run->todo[run->todo_count++] = (thread){node, frame};
 }
 
-static void closing_begin(eng_grammar_run *run)
+static void closing_begin(eng_grammar_run *run, style style)
 {
     run->visit++;
     if (run->visit == 0) {
@@ -386,6 +391,7 @@ static void closing_begin(eng_grammar_run *run)
     }
     run->visited_count = run->todo_count = run->done_count = 0;
     run->accepts = false;
+    run->style = style;
 }
 
 static void call(eng_grammar_run *run, const gr_node *node, uint32_t frame)
@@ -416,6 +422,7 @@ static void close_one(eng_grammar_run *run, thread t)
     case GR_DEAD:
         return;
     case GR_BYTES:
+    case GR_BLANK:
         if (run->done_count < THREADS_MAX)
             run->done[run->done_count++] = t;
         else
@@ -434,6 +441,12 @@ static void close_one(eng_grammar_run *run, thread t)
     case GR_ACCEPT:
         run->accepts = true;
         return;
+    case GR_SPACE:
+        if (run->style != STYLE_NONE)
+            visit(run, node->a, t.frame);
+        if (run->style == STYLE_BLANK)
+            return;
+        break;
     case GR_KEY: {
         const gr_object *object = &g->objects.data[node->a];
         if (!member_allowed(g, object, frame, node->b))
@@ -525,21 +538,28 @@ static uint32_t config_store(eng_grammar_run *run)
     uint32_t *config = run->configs.words + run->configs.used;
     config[CONFIG_THREADS] = n;
     config[CONFIG_ACCEPTS] = run->accepts;
+    config[CONFIG_STYLE] = run->style;
     config[CONFIG_MASK] = 0;
     memcpy(config + CONFIG_PAIRS, run->done, n * sizeof *run->done);
     return pool_intern(run, &run->configs, config_hash(config), size, CONFIG_MASK);
+}
+
+/* The configuration of `threads` alone, in the style of `config`. */
+static uint32_t config_part(eng_grammar_run *run, const thread *threads, uint32_t count,
+                            uint32_t config)
+{
+    memcpy(run->done, threads, count * sizeof *threads);
+    run->done_count = count;
+    run->accepts = false;
+    run->style = (style)run->configs.words[config + CONFIG_STYLE];
+    return config_store(run);
 }
 
 /* The configuration of some of the `whole` threads of `config`. */
 static uint32_t config_of(eng_grammar_run *run, const thread *threads, uint32_t count,
                           uint32_t whole, uint32_t config)
 {
-    if (count == whole)
-        return config;
-    memcpy(run->done, threads, count * sizeof *threads);
-    run->done_count = count;
-    run->accepts = false;
-    return config_store(run);
+    return count == whole ? config : config_part(run, threads, count, config);
 }
 
 static uint32_t closing_end(eng_grammar_run *run)
@@ -549,13 +569,25 @@ static uint32_t closing_end(eng_grammar_run *run)
     return config_store(run);
 }
 
+/* Where a blank may stand, the byte that comes decides it for all of the text. */
+static style style_behind(const eng_grammar_run *run, uint32_t config, uint8_t byte)
+{
+    const uint32_t *words = run->configs.words + config;
+    if (words[CONFIG_STYLE] != STYLE_OPEN)
+        return (style)words[CONFIG_STYLE];
+    for (uint32_t i = 0; i < words[CONFIG_THREADS]; i++)
+        if (run->grammar->nodes.data[words[CONFIG_PAIRS + 2 * i]].kind == GR_BLANK)
+            return byte == ' ' ? STYLE_BLANK : STYLE_NONE;
+    return STYLE_OPEN;
+}
+
 static uint32_t step_bytes(eng_grammar_run *run, uint32_t config, uint8_t byte)
 {
     const eng_grammar *g = run->grammar;
     step *cached = &run->steps[mix(mix(3, config), byte) & (STEPS_SIZE - 1)];
     if (cached->config == config && cached->byte == byte + 1u)
         return cached->to;
-    closing_begin(run);
+    closing_begin(run, style_behind(run, config, byte));
     uint32_t count = run->configs.words[config + CONFIG_THREADS];
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t *pair = run->configs.words + config + CONFIG_PAIRS + 2 * i;
@@ -695,7 +727,7 @@ base_code eng_grammar_run_create(eng_grammar_run **out, eng_grammar *grammar,
         touch(run->masks, 4 * (size_t)vocab->words * sizeof *run->masks);
     run->other = run->done + THREADS_MAX;
     run->looping = run->other + THREADS_MAX;
-    closing_begin(run);
+    closing_begin(run, STYLE_OPEN);
     const gr_rule *root = &grammar->rules.data[grammar->root];
     visit(run, root->start, frame_make(run, 0, 1, root->words));
     run->start = closing_end(run);
@@ -883,8 +915,8 @@ static uint32_t loop_limit(const eng_grammar_run *run, thread t, uint32_t class_
 /* Tokens that begin with characters on which a thread stays where it is, or gets to a state that
  * only their number decides: their other bytes are followed once for each number, and for all
  * numbers at once as soon as one more changes nothing. */
-static void mask_tails(eng_grammar_run *run, uint32_t *mask, uint32_t class_index, thread t,
-                       uint32_t limit)
+static void mask_tails(eng_grammar_run *run, uint32_t *mask, uint32_t config, uint32_t class_index,
+                       thread t, uint32_t limit)
 {
     const gr_token_rest *rest = &run->vocab->rests[class_index];
     const gr_node *node = &run->grammar->nodes.data[t.node];
@@ -894,11 +926,8 @@ static void mask_tails(eng_grammar_run *run, uint32_t *mask, uint32_t class_inde
         uint32_t count = frame_at(run, t.frame)[FRAME_COUNT];
         fixed = count >= guard->min && guard->max - count >= run->vocab->chars_max;
     }
-    run->done[0] = t;
-    run->done_count = 1;
-    run->accepts = false;
     const uint8_t any = class_index == GR_CLASS_DIGIT ? '0' : 'a';
-    uint32_t config = config_store(run);
+    config = config_part(run, &t, 1, config);
     config = config == 0 ? 0 : step_bytes(run, config, any);
     if (config != 0 && (fixed || step_bytes(run, config, any) == config)) {
         mask_walk(run, mask, &rest->tails, run->vocab->same[GR_SAME_TAIL], config);
@@ -947,7 +976,8 @@ static void mask_make(eng_grammar_run *run, uint32_t *mask, uint32_t config)
         for (uint32_t i = 0; i < loops; i++) {
             const gr_node *node = &run->grammar->nodes.data[run->looping[i].node];
             if (loops <= LOOPING_MAX && (node->loops & GR_UNIFORM))
-                mask_tails(run, mask, k, run->looping[i], loop_limit(run, run->looping[i], k));
+                mask_tails(run, mask, config, k, run->looping[i],
+                           loop_limit(run, run->looping[i], k));
             else
                 run->other[others++] = run->looping[i];
         }

@@ -5,8 +5,9 @@
  *   s.mask.p99     a mask of a place that was not seen before, p99         us; limit 300
  *   s.compile      a schema, p50 over the cases                            us; limit 2000
  *   s.overhead     one stream under a grammar that allows everything       ms a token, beside free
- *   s.jump         tokens a second of a fixed schema                       tok/s, beside free
- *   s.accepted     tokens a step with drafts under a schema                beside free
+ *   s.jump         answers to a fixed schema, from request to end          tok/s, beside free
+ *   s.jump.drafts  the same with drafts                                    ones of the same length
+ *   s.accepted     tokens a step with drafts under a grammar               beside free
  *
  * The vocabulary is generated: words, most behind a blank, two scripts, 4 in 100 with the odd ends
  * that JSON brings. */
@@ -242,8 +243,9 @@ static eng_engine *start(const char *model, uint32_t threads, int32_t draft_toke
     return engine;
 }
 
-static void ask(eng_engine *engine, const char *text, eng_grammar *grammar, bool to_the_end,
-                answer *a)
+/* `to_the_end`: of what the grammar admits; otherwise `max_tokens`, whatever comes. */
+static void ask(eng_engine *engine, const char *text, eng_grammar *grammar, uint32_t max_tokens,
+                bool to_the_end, answer *a)
 {
     static uint64_t id;
     base_err err = BASE_ERR_INIT;
@@ -259,7 +261,7 @@ static void ask(eng_engine *engine, const char *text, eng_grammar *grammar, bool
                            .tokens = prompt.tokens,
                            .token_count = prompt.token_count,
                            .space = id, /* nothing is cached */
-                           .max_tokens = OUTPUT,
+                           .max_tokens = max_tokens,
                            .parse = ENG_PARSE_CHAT,
                            .thinking = prompt.thinking,
                            .grammar = grammar,
@@ -302,31 +304,51 @@ static double token_ms(const answer *a)
     return (double)a->usage.decode_ns / 1e6 / (a->count - 1);
 }
 
+/* Tokens, and the time of whole answers. */
+typedef struct pace {
+    double tokens, ns;
+} pace;
+
+static void note(pace *p, const answer *a)
+{
+    p->tokens += a->count;
+    p->ns += (double)(a->usage.ttft_ns + a->usage.decode_ns);
+}
+
+static void add_rate(samples *s, const pace *p)
+{
+    s->v[s->n++] = 1e9 * p->tokens / p->ns;
+}
+
 static bool bench_held(const char *model, uint32_t threads)
 {
-    eng_engine *plain = start(model, threads, 0), *drafted = start(model, threads, -1);
+    eng_engine *engines[] = {start(model, threads, 0), start(model, threads, -1)};
     eng_grammar *any = output_grammar(ENG_FORMAT_REGEX, "[\\s\\S]*");
     eng_grammar *fixed = output_grammar(ENG_FORMAT_SCHEMA, FIXED);
-    samples overhead = {0}, jump = {0}, accepted = {0};
-    bench_peer free_ms = {.name = "free"}, free_rate = {.name = "free"},
+    samples overhead = {0}, jump[2] = {0}, accepted = {0};
+    bench_peer free_ms = {.name = "free"}, free_rate[2] = {{.name = "free"}, {.name = "free"}},
                free_steps = {.name = "free"};
     static answer a, b;
     bool good = true;
     for (uint32_t r = 0; r <= ROUNDS; r++) {
-        double held_ms = 0, open_ms = 0, fixed_ms = 0, fixed_tokens = 0;
+        double held_ms = 0, open_ms = 0;
         double steps[2] = {0}, kept[2] = {0};
+        pace held_pace[2] = {0}, open_pace[2] = {0};
         for (size_t i = 0; i < PROMPTS; i++) {
-            ask(plain, prompts[i], NULL, false, &a);
+            ask(engines[0], prompts[i], NULL, OUTPUT, false, &a);
             open_ms += token_ms(&a);
-            ask(plain, prompts[i], any, false, &b);
+            ask(engines[0], prompts[i], any, OUTPUT, false, &b);
             held_ms += token_ms(&b);
             good = good && b.count > OUTPUT / 2;
-            ask(plain, prompts[i], fixed, true, &b);
-            good = good && b.finish == ENG_FINISH_STOP;
-            fixed_ms += (double)b.usage.decode_ns / 1e6;
-            fixed_tokens += b.count - 1;
-            ask(drafted, prompts[i], NULL, false, &a);
-            ask(drafted, prompts[i], any, false, &b);
+            for (int drafts = 0; drafts < 2; drafts++) {
+                ask(engines[drafts], prompts[i], fixed, OUTPUT, true, &b);
+                good = good && b.finish == ENG_FINISH_STOP;
+                note(&held_pace[drafts], &b);
+                ask(engines[drafts], prompts[i], NULL, b.count, false, &a);
+                note(&open_pace[drafts], &a);
+            }
+            ask(engines[1], prompts[i], NULL, OUTPUT, false, &a);
+            ask(engines[1], prompts[i], any, OUTPUT, false, &b);
             steps[0] += a.usage.steps;
             kept[0] += a.usage.accepted;
             steps[1] += b.usage.steps;
@@ -336,23 +358,27 @@ static bool bench_held(const char *model, uint32_t threads)
             continue;
         overhead.v[overhead.n++] = held_ms / PROMPTS;
         free_ms.s.v[free_ms.s.n++] = open_ms / PROMPTS;
-        jump.v[jump.n++] = 1e3 * fixed_tokens / fixed_ms;
-        free_rate.s.v[free_rate.s.n++] = 1e3 * PROMPTS / open_ms;
+        for (int drafts = 0; drafts < 2; drafts++) {
+            add_rate(&jump[drafts], &held_pace[drafts]);
+            add_rate(&free_rate[drafts].s, &open_pace[drafts]);
+        }
         accepted.v[accepted.n++] = 1 + kept[1] / steps[1];
         free_steps.s.v[free_steps.s.n++] = 1 + kept[0] / steps[0];
     }
     bench_report_beside("s.overhead", "any text, no drafts; in turn", "ms/token", false, &overhead,
                         0, "", &free_ms, 1);
-    bench_report_beside("s.jump", "four named values, no drafts", "tok/s", true, &jump, 0, "",
-                        &free_rate, 1);
+    bench_report_beside("s.jump", "four named values, no drafts", "tok/s", true, &jump[0], 0, "",
+                        &free_rate[0], 1);
+    bench_report_beside("s.jump.drafts", "four named values, adaptive drafts", "tok/s", true,
+                        &jump[1], 0, "", &free_rate[1], 1);
     bench_report_beside("s.accepted", "any text, adaptive drafts", "tok/step", true, &accepted, 0,
                         "", &free_steps, 1);
     if (!good)
         fprintf(stderr, "whimbrel-bench: an answer under a grammar is not whole\n");
     eng_grammar_unref(any);
     eng_grammar_unref(fixed);
-    eng_destroy(plain);
-    eng_destroy(drafted);
+    eng_destroy(engines[0]);
+    eng_destroy(engines[1]);
     return good;
 }
 
