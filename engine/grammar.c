@@ -14,12 +14,15 @@
 
 void gr_fail(gr_compile *c, base_code code, const char *param, const char *fmt, ...)
 {
-    char text[192];
+    char text[192], pointer[GR_POINTER_SIZE] = "";
     va_list args;
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
-    base_fail_param(c->err, code, param == NULL ? "" : param, "%s", text);
+    if (param == NULL && c->at != NULL)
+        gr_pointer(c->at, NULL, pointer);
+    base_fail_param(c->err, code, param == NULL ? pointer : param, "%s%s%s", text,
+                    pointer[0] == '\0' ? "" : " at ", pointer);
     longjmp(c->fail, (int)code);
 }
 

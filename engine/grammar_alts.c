@@ -340,10 +340,21 @@ static bundle *bundle_and(schema *s, const bundle *a, const bundle *b, const dom
     return o->types == 0 ? NULL : o;
 }
 
+/* The keyword of a schema that makes its alternatives many. */
+static const char *branching(const dom *node)
+{
+    static const char *const words[] = {"oneOf", "anyOf", "not", "if", "dependentSchemas", "allOf"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (gr_get(node, words[i]) != NULL)
+            return words[i];
+    return NULL;
+}
+
 alts *gr_alts_and(schema *s, const alts *a, const alts *b, const dom *at)
 {
     if ((size_t)a->count * b->count > (size_t)ALTERNATIVES_MAX * 32)
-        gr_wrong(s, BASE_UNSUPPORTED, at, "allOf", "more than %u alternatives", ALTERNATIVES_MAX);
+        gr_wrong(s, BASE_UNSUPPORTED, at, branching(at), "more than %u alternatives",
+                 ALTERNATIVES_MAX);
     alts *o = gr_alts_new(s, a->count * b->count);
     for (uint32_t i = 0; i < a->count; i++)
         for (uint32_t k = 0; k < b->count; k++) {
@@ -352,7 +363,8 @@ alts *gr_alts_and(schema *s, const alts *a, const alts *b, const dom *at)
                 o->data[o->count++] = both;
         }
     if (o->count > ALTERNATIVES_MAX)
-        gr_wrong(s, BASE_UNSUPPORTED, at, "allOf", "more than %u alternatives", ALTERNATIVES_MAX);
+        gr_wrong(s, BASE_UNSUPPORTED, at, branching(at), "more than %u alternatives",
+                 ALTERNATIVES_MAX);
     return o;
 }
 

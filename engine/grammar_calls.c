@@ -285,6 +285,7 @@ static void lower_value(notation *n, value *v)
     const uint8_t kinds = chat_schema_kinds(n->types, v->node);
     const alts *a = v->term->never ? gr_alts_new(n->s, 1) : gr_term_open(n->s, v->term, 0);
     const dom *at = v->term->count > 0 ? v->term->lits[0].node : n->s->root;
+    c->at = at;
     uint32_t *ways = gr_alloc(c, 9 * (size_t)a->count + 1, sizeof *ways), count = 0;
     for (uint32_t i = 0; i < a->count; i++) {
         const bundle *b = a->data[i];

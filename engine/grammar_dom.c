@@ -7,23 +7,24 @@
 
 #define DEPTH_MAX 128 /* of the schema's text */
 
-void gr_pointer(const dom *node, const char *keyword, char out[160])
+void gr_pointer(const dom *node, const char *keyword, char out[GR_POINTER_SIZE])
 {
     char text[400]; /* a pointer too long for a message loses its end */
-    snprintf(out, 160, "%s%s", keyword == NULL ? "" : "/", keyword == NULL ? "" : keyword);
+    snprintf(out, GR_POINTER_SIZE, "%s%s", keyword == NULL ? "" : "/",
+             keyword == NULL ? "" : keyword);
     for (; node != NULL && node->parent != NULL; node = node->parent) {
         if (node->parent->kind == BASE_JSON_ARRAY_BEGIN)
             snprintf(text, sizeof text, "/%u%s", node->index, out);
         else
             snprintf(text, sizeof text, "/%.*s%s", (int)node->key.length, node->key.data, out);
-        memcpy(out, text, 159);
-        out[159] = '\0';
+        memcpy(out, text, GR_POINTER_SIZE - 1);
+        out[GR_POINTER_SIZE - 1] = '\0';
     }
 }
 
 void gr_wrong(schema *s, base_code code, const dom *node, const char *keyword, const char *fmt, ...)
 {
-    char text[128], pointer[160];
+    char text[128], pointer[GR_POINTER_SIZE];
     va_list args;
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);

@@ -118,8 +118,8 @@ typedef struct gr_compile {
     eng_grammar *g;
     base_arena *arena;
     eng_grammar_options options;
-    uint32_t work;                              /* left */
-    uint32_t any_value, any_string, space_rule; /* rules made once */
+    uint32_t work;        /* left */
+    const struct dom *at; /* the schema that is read or written, for errors; NULL: none */
     base_err *err;
     jmp_buf fail; /* a limit, memory or a refusal: straight out to the entry point */
 } gr_compile;
@@ -130,8 +130,12 @@ typedef struct gr_dfa gr_dfa;
 typedef uint32_t gr_body(gr_compile *c, void *context);
 base_code gr_compile_run(eng_grammar **out, gr_body *body, void *context,
                          const eng_grammar_options *options, base_err *err);
+/* `param` NULL: the place that is compiled, which the text then names, too. */
 _Noreturn void gr_fail(gr_compile *c, base_code code, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
+/* The JSON pointer of a place in a schema, or of its member `keyword`. */
+#define GR_POINTER_SIZE 160
+void gr_pointer(const struct dom *node, const char *keyword, char out[GR_POINTER_SIZE]);
 void *gr_alloc(gr_compile *c, size_t count, size_t size); /* zeroed, in the arena */
 void gr_work(gr_compile *c, size_t steps);
 

@@ -428,6 +428,7 @@ static void lower_term(schema *s, term *t)
     gr_compile *c = s->c;
     const alts *a = t->never ? gr_alts_new(s, 1) : gr_term_open(s, t, 0);
     const dom *at = t->count > 0 ? t->lits[0].node : s->root;
+    c->at = at;
     uint32_t *ways = gr_alloc(c, 7 * (size_t)a->count, sizeof *ways), count = 0;
     /* Scalars of all alternatives are joined, so that they cost one thread. */
     uint8_t types = 0;
@@ -480,4 +481,5 @@ void gr_lower_queue(schema *s)
 {
     for (term *t = s->queue; t != NULL; t = t->queued)
         lower_term(s, t);
+    s->c->at = NULL;
 }

@@ -1,73 +1,20 @@
-/* The automaton that follows a text, and its masks.
- *
- * A configuration is the set of threads (state, frame) that the text so far may be in, closed over
- * steps that read nothing, so every thread stands before a byte. Frames and configurations are
- * stored once (hash-consed) in two pools of 32-bit words; their number is their place. A frame's
- * parent lies before it, so one ascending pass sweeps the pool. */
+/* See the header. */
+#include "engine/grammar_run.h"
+
 #include <stdlib.h>
 
 #include "engine/base/num.h"
-#include "engine/grammar_vocab.h"
 
-/* Threads of one configuration; more are refused. */
-#define THREADS_MAX 8192u
-#define VISITED_SIZE (4u * THREADS_MAX)
 /* Words of each pool, touched only as far as they are used. */
 #define POOL_WORDS (1u << 20)
 #define TABLE_SIZE (1u << 19)
 #define TABLE_SIZE_FIRST (1u << 14) /* it doubles, so that a short text touches little memory */
+/* Threads of one configuration; more are refused. */
+#define THREADS_MAX 8192u
+#define VISITED_SIZE (4u * THREADS_MAX)
 #define STEPS_SIZE (1u << 15)
-#define MASKS 64u
-/* Threads of one configuration whose loops are followed each by itself. */
-#define LOOPING_MAX 4u
 
 /* ---- frames and configurations ---- */
-
-enum { FRAME_PARENT, FRAME_NEXT, FRAME_COUNT, FRAME_SHAPE, FRAME_WORDS };
-enum { CONFIG_THREADS, CONFIG_ACCEPTS, CONFIG_STYLE, CONFIG_MASK, CONFIG_PAIRS };
-
-/* What stands at every GR_SPACE of a text: the first one decides. */
-typedef enum style { STYLE_OPEN, STYLE_BLANK, STYLE_NONE } style;
-
-typedef struct pool {
-    uint32_t *words; /* word 0 is not used, so that 0 is no entry */
-    uint32_t used;
-    uint32_t *table; /* open addressing; the first `size` of TABLE_SIZE are in use */
-    uint32_t size, entries;
-    uint32_t (*hash_of)(const uint32_t *entry), (*size_of)(const uint32_t *entry);
-} pool;
-
-typedef struct thread {
-    uint32_t node, frame;
-} thread;
-
-typedef struct step {
-    uint32_t config, to;
-    uint32_t byte; /* 1 + byte, 0 for an empty slot */
-} step;
-
-struct eng_grammar_run {
-    eng_grammar *grammar;
-    const eng_vocab *vocab;
-    pool frames, configs;
-    uint32_t *moved; /* [POOL_WORDS] while sweeping */
-    bool full;       /* a pool or a bound was hit; what was asked for is refused */
-    /* Closing over steps that read nothing. */
-    thread *todo, *done, *other, *looping;
-    uint32_t todo_count, done_count;
-    thread *visited;
-    uint32_t *visited_at;
-    uint32_t visit, visited_count;
-    bool accepts;
-    style style;
-    step *steps;
-    uint32_t *masks; /* [MASKS][words] */
-    uint32_t mask_config[MASKS];
-    uint8_t mask_used[MASKS];
-    uint32_t mask_hand;
-    uint32_t start;
-    eng_grammar_state *states;
-};
 
 static uint32_t mix(uint32_t hash, uint32_t word)
 {
@@ -84,12 +31,12 @@ static uint32_t hash_words(const uint32_t *words, uint32_t count, uint32_t hash)
 
 static uint32_t frame_size(const uint32_t *frame)
 {
-    return FRAME_WORDS + 2 * (frame[FRAME_SHAPE] & 0xFFFF);
+    return GR_FRAME_WORDS + 2 * (frame[GR_FRAME_SHAPE] & 0xFFFF);
 }
 
 static uint32_t config_size(const uint32_t *config)
 {
-    return CONFIG_PAIRS + 2 * config[CONFIG_THREADS];
+    return GR_CONFIG_PAIRS + 2 * config[GR_CONFIG_THREADS];
 }
 
 static uint32_t frame_hash(const uint32_t *frame)
@@ -99,11 +46,11 @@ static uint32_t frame_hash(const uint32_t *frame)
 
 static uint32_t config_hash(const uint32_t *config)
 {
-    return hash_words(config + CONFIG_PAIRS, 2 * config[CONFIG_THREADS],
-                      config[CONFIG_ACCEPTS] | config[CONFIG_STYLE] << 1);
+    return hash_words(config + GR_CONFIG_PAIRS, 2 * config[GR_CONFIG_THREADS],
+                      config[GR_CONFIG_ACCEPTS] | config[GR_CONFIG_STYLE] << 1);
 }
 
-static void pool_rehash(pool *p)
+static void pool_rehash(gr_pool *p)
 {
     memset(p->table, 0, p->size * sizeof *p->table);
     p->entries = 0;
@@ -117,7 +64,7 @@ static void pool_rehash(pool *p)
 }
 
 /* Stores the `size` words that the caller wrote behind the pool's end, or finds them. */
-static uint32_t pool_intern(eng_grammar_run *run, pool *p, uint32_t hash, uint32_t size,
+static uint32_t pool_intern(eng_grammar_run *run, gr_pool *p, uint32_t hash, uint32_t size,
                             uint32_t skip)
 {
     const uint32_t *fresh = p->words + p->used;
@@ -146,7 +93,7 @@ static uint32_t pool_intern(eng_grammar_run *run, pool *p, uint32_t hash, uint32
     return at;
 }
 
-static bool pool_room(eng_grammar_run *run, const pool *p, uint32_t size)
+static bool pool_room(eng_grammar_run *run, const gr_pool *p, uint32_t size)
 {
     if (size < POOL_WORDS - p->used)
         return true;
@@ -154,41 +101,36 @@ static bool pool_room(eng_grammar_run *run, const pool *p, uint32_t size)
     return false;
 }
 
-static const uint32_t *frame_at(const eng_grammar_run *run, uint32_t frame)
-{
-    return run->frames.words + frame;
-}
-
 static uint32_t frame_depth(const eng_grammar_run *run, uint32_t frame)
 {
-    return frame == 0 ? 0 : frame_at(run, frame)[FRAME_SHAPE] >> 16;
+    return frame == 0 ? 0 : gr_frame_at(run, frame)[GR_FRAME_SHAPE] >> 16;
 }
 
 static uint32_t frame_make(eng_grammar_run *run, uint32_t parent, uint32_t next, uint32_t words)
 {
-    uint32_t size = FRAME_WORDS + 2 * words;
+    uint32_t size = GR_FRAME_WORDS + 2 * words;
     if (!pool_room(run, &run->frames, size))
         return 0;
     uint32_t *frame = run->frames.words + run->frames.used;
     memset(frame, 0, size * sizeof *frame);
-    frame[FRAME_PARENT] = parent;
-    frame[FRAME_NEXT] = next;
-    frame[FRAME_SHAPE] = (frame_depth(run, parent) + 1) << 16 | words;
+    frame[GR_FRAME_PARENT] = parent;
+    frame[GR_FRAME_NEXT] = next;
+    frame[GR_FRAME_SHAPE] = (frame_depth(run, parent) + 1) << 16 | words;
     return pool_intern(run, &run->frames, frame_hash(frame), size, UINT32_MAX);
 }
 
 /* The frame with one more in its count (kept at `saturate`), and a bit set. */
 static uint32_t frame_with(eng_grammar_run *run, uint32_t old, uint32_t saturate, uint32_t bit)
 {
-    uint32_t size = frame_size(frame_at(run, old));
+    uint32_t size = frame_size(gr_frame_at(run, old));
     if (!pool_room(run, &run->frames, size))
         return 0;
     uint32_t *frame = run->frames.words + run->frames.used;
-    memcpy(frame, frame_at(run, old), size * sizeof *frame);
-    if (frame[FRAME_COUNT] < saturate)
-        frame[FRAME_COUNT]++;
+    memcpy(frame, gr_frame_at(run, old), size * sizeof *frame);
+    if (frame[GR_FRAME_COUNT] < saturate)
+        frame[GR_FRAME_COUNT]++;
     if (bit != GR_INFINITE)
-        frame[FRAME_WORDS + bit / 32] |= 1u << bit % 32;
+        frame[GR_FRAME_WORDS + bit / 32] |= 1u << bit % 32;
     return pool_intern(run, &run->frames, frame_hash(frame), size, UINT32_MAX);
 }
 
@@ -196,19 +138,19 @@ static uint32_t frame_with(eng_grammar_run *run, uint32_t old, uint32_t saturate
 static uint32_t frame_item(eng_grammar_run *run, uint32_t old, const gr_array *array,
                            const gr_item *item)
 {
-    uint32_t size = frame_size(frame_at(run, old));
+    uint32_t size = frame_size(gr_frame_at(run, old));
     if (item->matches == 0)
         return frame_with(run, old, array->saturate, item->value);
     if (!pool_room(run, &run->frames, size))
         return 0;
     uint32_t *frame = run->frames.words + run->frames.used;
-    memcpy(frame, frame_at(run, old), size * sizeof *frame);
-    if (frame[FRAME_COUNT] < array->saturate)
-        frame[FRAME_COUNT]++;
+    memcpy(frame, gr_frame_at(run, old), size * sizeof *frame);
+    if (frame[GR_FRAME_COUNT] < array->saturate)
+        frame[GR_FRAME_COUNT]++;
     for (uint32_t w = 0; w < array->want_count; w++) {
         uint32_t keep = array->want[w].max == GR_INFINITE ? array->want[w].min : array->want[w].max;
-        if ((item->matches >> w & 1) && frame[FRAME_WORDS + w] < keep)
-            frame[FRAME_WORDS + w]++;
+        if ((item->matches >> w & 1) && frame[GR_FRAME_WORDS + w] < keep)
+            frame[GR_FRAME_WORDS + w]++;
     }
     return pool_intern(run, &run->frames, frame_hash(frame), size, UINT32_MAX);
 }
@@ -217,12 +159,12 @@ static uint32_t frame_item(eng_grammar_run *run, uint32_t old, const gr_array *a
 
 static uint64_t seen_word(const uint32_t *frame, uint32_t word)
 {
-    return frame[FRAME_WORDS + 2 * word] | (uint64_t)frame[FRAME_WORDS + 2 * word + 1] << 32;
+    return frame[GR_FRAME_WORDS + 2 * word] | (uint64_t)frame[GR_FRAME_WORDS + 2 * word + 1] << 32;
 }
 
 static bool seen(const uint32_t *frame, uint32_t bit)
 {
-    return frame[FRAME_WORDS + bit / 32] >> bit % 32 & 1;
+    return frame[GR_FRAME_WORDS + bit / 32] >> bit % 32 & 1;
 }
 
 /* Required members still missing, with index below `below`. */
@@ -265,13 +207,13 @@ static bool member_allowed(const eng_grammar *g, const gr_object *object, const 
         return true;
     bool required = g->bits.data[object->required + member / 64] >> member % 64 & 1;
     uint32_t lack = missing(g, object, frame, object->members) - required;
-    if (object->max != GR_INFINITE && frame[FRAME_COUNT] + 1 + lack > object->max)
+    if (object->max != GR_INFINITE && frame[GR_FRAME_COUNT] + 1 + lack > object->max)
         return false;
     if (object->ordered && !object->extras) {
         uint32_t left = 0;
         for (uint32_t i = member + 1; i < object->members; i++)
             left += member_usable(g, object, i);
-        if (frame[FRAME_COUNT] + 1 + left < object->min)
+        if (frame[GR_FRAME_COUNT] + 1 + left < object->min)
             return false;
     }
     return true;
@@ -284,7 +226,7 @@ static bool extra_allowed(const eng_grammar *g, const gr_object *object, const u
     uint32_t lack = missing(g, object, frame, object->members);
     if (object->ordered && lack > 0)
         return false;
-    return object->max == GR_INFINITE || frame[FRAME_COUNT] + 1 + lack <= object->max;
+    return object->max == GR_INFINITE || frame[GR_FRAME_COUNT] + 1 + lack <= object->max;
 }
 
 static bool more_members(const eng_grammar *g, const gr_object *object, const uint32_t *frame)
@@ -301,7 +243,7 @@ static bool more_members(const eng_grammar *g, const gr_object *object, const ui
 static uint32_t want_left(const gr_array *array, const uint32_t *frame, uint32_t w,
                           uint32_t matches)
 {
-    uint32_t count = frame[FRAME_WORDS + w] + (matches >> w & 1);
+    uint32_t count = frame[GR_FRAME_WORDS + w] + (matches >> w & 1);
     return count < array->want[w].min ? array->want[w].min - count : 0;
 }
 
@@ -309,10 +251,10 @@ static uint32_t want_left(const gr_array *array, const uint32_t *frame, uint32_t
 static bool wants_fit(const eng_grammar *g, const gr_array *array, const gr_item *item,
                       const uint32_t *frame)
 {
-    uint32_t count = frame[FRAME_COUNT], most = 0, sum = 0;
+    uint32_t count = frame[GR_FRAME_COUNT], most = 0, sum = 0;
     for (uint32_t w = 0; w < array->want_count; w++) {
         uint32_t left = want_left(array, frame, w, item->matches), places = 0;
-        if ((item->matches >> w & 1) && frame[FRAME_WORDS + w] >= array->want[w].max)
+        if ((item->matches >> w & 1) && frame[GR_FRAME_WORDS + w] >= array->want[w].max)
             return false;
         most = left > most ? left : most;
         sum += left;
@@ -334,7 +276,7 @@ static bool wants_fit(const eng_grammar *g, const gr_array *array, const gr_item
 static bool item_allowed(const eng_grammar *g, const gr_array *array, const gr_item *item,
                          const uint32_t *frame)
 {
-    uint32_t count = frame[FRAME_COUNT];
+    uint32_t count = frame[GR_FRAME_COUNT];
     if (item->index != GR_INFINITE ? count != item->index : count < array->prefix)
         return false;
     if (item->value != GR_INFINITE && seen(frame, item->value))
@@ -378,11 +320,11 @@ static void visit(eng_grammar_run *run, uint32_t node, uint32_t frame)
     }
     run->visited_count++;
     run->visited_at[slot] = run->visit;
-    run->visited[slot] = (thread){node, frame};
-    run->todo[run->todo_count++] = (thread){node, frame};
+    run->visited[slot] = (gr_thread){node, frame};
+    run->todo[run->todo_count++] = (gr_thread){node, frame};
 }
 
-static void closing_begin(eng_grammar_run *run, style style)
+static void closing_begin(eng_grammar_run *run, gr_style style)
 {
     run->visit++;
     if (run->visit == 0) {
@@ -402,8 +344,8 @@ static void call(eng_grammar_run *run, const gr_node *node, uint32_t frame)
     /* A call that is the last thing a rule does needs that rule's frame no more, so a list written
      * as a rule that ends in itself stays flat. */
     if (g->nodes.data[next].kind == GR_RETURN) {
-        parent = frame_at(run, frame)[FRAME_PARENT];
-        next = frame_at(run, frame)[FRAME_NEXT];
+        parent = gr_frame_at(run, frame)[GR_FRAME_PARENT];
+        next = gr_frame_at(run, frame)[GR_FRAME_NEXT];
     }
     if (rule->height > g->depth_max || frame_depth(run, parent) + rule->height > g->depth_max)
         return;
@@ -412,11 +354,11 @@ static void call(eng_grammar_run *run, const gr_node *node, uint32_t frame)
         visit(run, rule->start, made);
 }
 
-static void close_one(eng_grammar_run *run, thread t)
+static void close_one(eng_grammar_run *run, gr_thread t)
 {
     const eng_grammar *g = run->grammar;
     const gr_node *node = &g->nodes.data[t.node];
-    const uint32_t *frame = frame_at(run, t.frame);
+    const uint32_t *frame = gr_frame_at(run, t.frame);
     uint32_t to = t.frame;
     switch ((gr_kind)node->kind) {
     case GR_DEAD:
@@ -436,15 +378,15 @@ static void close_one(eng_grammar_run *run, thread t)
         call(run, node, t.frame);
         return;
     case GR_RETURN:
-        visit(run, frame[FRAME_NEXT], frame[FRAME_PARENT]);
+        visit(run, frame[GR_FRAME_NEXT], frame[GR_FRAME_PARENT]);
         return;
     case GR_ACCEPT:
         run->accepts = true;
         return;
     case GR_SPACE:
-        if (run->style != STYLE_NONE)
+        if (run->style != GR_STYLE_NONE)
             visit(run, node->a, t.frame);
-        if (run->style == STYLE_BLANK)
+        if (run->style == GR_STYLE_BLANK)
             return;
         break;
     case GR_KEY: {
@@ -472,7 +414,7 @@ static void close_one(eng_grammar_run *run, thread t)
     case GR_OBJECT_END: {
         const gr_object *object = &g->objects.data[node->a];
         if (missing(g, object, frame, object->members) > 0 ||
-            (object->counted && frame[FRAME_COUNT] < object->min))
+            (object->counted && frame[GR_FRAME_COUNT] < object->min))
             return;
         break;
     }
@@ -490,20 +432,20 @@ static void close_one(eng_grammar_run *run, thread t)
         break;
     case GR_ARRAY_END: {
         const gr_array *array = &g->arrays.data[node->a];
-        if (frame[FRAME_COUNT] < array->min || !wants_met(array, frame))
+        if (frame[GR_FRAME_COUNT] < array->min || !wants_met(array, frame))
             return;
         break;
     }
     case GR_CHAR: {
         const gr_length *length = &g->lengths.data[node->a];
-        if (frame[FRAME_COUNT] >= length->max)
+        if (frame[GR_FRAME_COUNT] >= length->max)
             return;
         to = frame_with(run, t.frame, length->max == GR_INFINITE ? length->min : length->max,
                         GR_INFINITE);
         break;
     }
     case GR_STRING_END:
-        if (frame[FRAME_COUNT] < g->lengths.data[node->a].min)
+        if (frame[GR_FRAME_COUNT] < g->lengths.data[node->a].min)
             return;
         break;
     }
@@ -513,7 +455,7 @@ static void close_one(eng_grammar_run *run, thread t)
 
 static int by_node(const void *pa, const void *pb)
 {
-    const thread *a = pa, *b = pb;
+    const gr_thread *a = pa, *b = pb;
     if (a->node != b->node)
         return a->node < b->node ? -1 : 1;
     return a->frame < b->frame ? -1 : a->frame > b->frame;
@@ -522,7 +464,7 @@ static int by_node(const void *pa, const void *pb)
 /* The configuration of the threads in `done`; 0 if there is nothing, or no room. */
 static uint32_t config_store(eng_grammar_run *run)
 {
-    uint32_t n = run->done_count, size = CONFIG_PAIRS + 2 * n;
+    uint32_t n = run->done_count, size = GR_CONFIG_PAIRS + 2 * n;
     if (run->full || (n == 0 && !run->accepts) || !pool_room(run, &run->configs, size))
         return 0;
     if (n > 32) {
@@ -530,36 +472,34 @@ static uint32_t config_store(eng_grammar_run *run)
     } else {
         for (uint32_t i = 1; i < n; i++)
             for (uint32_t j = i; j > 0 && by_node(&run->done[j - 1], &run->done[j]) > 0; j--) {
-                thread t = run->done[j];
+                gr_thread t = run->done[j];
                 run->done[j] = run->done[j - 1];
                 run->done[j - 1] = t;
             }
     }
     uint32_t *config = run->configs.words + run->configs.used;
-    config[CONFIG_THREADS] = n;
-    config[CONFIG_ACCEPTS] = run->accepts;
-    config[CONFIG_STYLE] = run->style;
-    config[CONFIG_MASK] = 0;
-    memcpy(config + CONFIG_PAIRS, run->done, n * sizeof *run->done);
-    return pool_intern(run, &run->configs, config_hash(config), size, CONFIG_MASK);
+    config[GR_CONFIG_THREADS] = n;
+    config[GR_CONFIG_ACCEPTS] = run->accepts;
+    config[GR_CONFIG_STYLE] = run->style;
+    config[GR_CONFIG_MASK] = 0;
+    memcpy(config + GR_CONFIG_PAIRS, run->done, n * sizeof *run->done);
+    return pool_intern(run, &run->configs, config_hash(config), size, GR_CONFIG_MASK);
 }
 
-/* The configuration of `threads` alone, in the style of `config`. */
-static uint32_t config_part(eng_grammar_run *run, const thread *threads, uint32_t count,
-                            uint32_t config)
+uint32_t gr_run_part(eng_grammar_run *run, const gr_thread *threads, uint32_t count,
+                     uint32_t config)
 {
     memcpy(run->done, threads, count * sizeof *threads);
     run->done_count = count;
     run->accepts = false;
-    run->style = (style)run->configs.words[config + CONFIG_STYLE];
+    run->style = (gr_style)run->configs.words[config + GR_CONFIG_STYLE];
     return config_store(run);
 }
 
-/* The configuration of some of the `whole` threads of `config`. */
-static uint32_t config_of(eng_grammar_run *run, const thread *threads, uint32_t count,
-                          uint32_t whole, uint32_t config)
+uint32_t gr_run_some(eng_grammar_run *run, const gr_thread *threads, uint32_t count, uint32_t whole,
+                     uint32_t config)
 {
-    return count == whole ? config : config_part(run, threads, count, config);
+    return count == whole ? config : gr_run_part(run, threads, count, config);
 }
 
 static uint32_t closing_end(eng_grammar_run *run)
@@ -570,27 +510,27 @@ static uint32_t closing_end(eng_grammar_run *run)
 }
 
 /* Where a blank may stand, the byte that comes decides it for all of the text. */
-static style style_behind(const eng_grammar_run *run, uint32_t config, uint8_t byte)
+static gr_style style_behind(const eng_grammar_run *run, uint32_t config, uint8_t byte)
 {
     const uint32_t *words = run->configs.words + config;
-    if (words[CONFIG_STYLE] != STYLE_OPEN)
-        return (style)words[CONFIG_STYLE];
-    for (uint32_t i = 0; i < words[CONFIG_THREADS]; i++)
-        if (run->grammar->nodes.data[words[CONFIG_PAIRS + 2 * i]].kind == GR_BLANK)
-            return byte == ' ' ? STYLE_BLANK : STYLE_NONE;
-    return STYLE_OPEN;
+    if (words[GR_CONFIG_STYLE] != GR_STYLE_OPEN)
+        return (gr_style)words[GR_CONFIG_STYLE];
+    for (uint32_t i = 0; i < words[GR_CONFIG_THREADS]; i++)
+        if (run->grammar->nodes.data[words[GR_CONFIG_PAIRS + 2 * i]].kind == GR_BLANK)
+            return byte == ' ' ? GR_STYLE_BLANK : GR_STYLE_NONE;
+    return GR_STYLE_OPEN;
 }
 
-static uint32_t step_bytes(eng_grammar_run *run, uint32_t config, uint8_t byte)
+uint32_t gr_run_step(eng_grammar_run *run, uint32_t config, uint8_t byte)
 {
     const eng_grammar *g = run->grammar;
-    step *cached = &run->steps[mix(mix(3, config), byte) & (STEPS_SIZE - 1)];
+    gr_step *cached = &run->steps[mix(mix(3, config), byte) & (STEPS_SIZE - 1)];
     if (cached->config == config && cached->byte == byte + 1u)
         return cached->to;
     closing_begin(run, style_behind(run, config, byte));
-    uint32_t count = run->configs.words[config + CONFIG_THREADS];
+    uint32_t count = run->configs.words[config + GR_CONFIG_THREADS];
     for (uint32_t i = 0; i < count; i++) {
-        const uint32_t *pair = run->configs.words + config + CONFIG_PAIRS + 2 * i;
+        const uint32_t *pair = run->configs.words + config + GR_CONFIG_PAIRS + 2 * i;
         const gr_node *node = &g->nodes.data[pair[0]];
         const gr_edge *edge = &g->edges.data[node->a];
         for (uint32_t k = 0; k < node->b; k++)
@@ -599,7 +539,7 @@ static uint32_t step_bytes(eng_grammar_run *run, uint32_t config, uint8_t byte)
     }
     uint32_t to = closing_end(run);
     if (!run->full)
-        *cached = (step){config, to, byte + 1u};
+        *cached = (gr_step){config, to, byte + 1u};
     return to;
 }
 
@@ -615,7 +555,7 @@ static void steps_forget(eng_grammar_run *run)
 /* Keeps what the live states and the start reach. `moved` first marks, then maps. */
 static void sweep(eng_grammar_run *run)
 {
-    pool *frames = &run->frames, *configs = &run->configs;
+    gr_pool *frames = &run->frames, *configs = &run->configs;
     uint32_t *moved = run->moved;
     memset(moved, 0, configs->used * sizeof *moved);
     moved[run->start] = 1;
@@ -627,7 +567,7 @@ static void sweep(eng_grammar_run *run)
         if (moved[at] == 0)
             continue;
         memmove(configs->words + end, configs->words + at, size * sizeof *moved);
-        configs->words[end + CONFIG_MASK] = 0;
+        configs->words[end + GR_CONFIG_MASK] = 0;
         moved[at] = end;
         end += size;
     }
@@ -638,9 +578,9 @@ static void sweep(eng_grammar_run *run)
 
     memset(moved, 0, frames->used * sizeof *moved);
     for (uint32_t at = 1; at < configs->used; at += config_size(configs->words + at))
-        for (uint32_t i = 0; i < configs->words[at + CONFIG_THREADS]; i++)
-            for (uint32_t f = configs->words[at + CONFIG_PAIRS + 2 * i + 1];
-                 f != 0 && moved[f] == 0; f = frames->words[f + FRAME_PARENT])
+        for (uint32_t i = 0; i < configs->words[at + GR_CONFIG_THREADS]; i++)
+            for (uint32_t f = configs->words[at + GR_CONFIG_PAIRS + 2 * i + 1];
+                 f != 0 && moved[f] == 0; f = frames->words[f + GR_FRAME_PARENT])
                 moved[f] = 1;
     end = 1;
     for (uint32_t at = 1, size; at < frames->used; at += size) {
@@ -648,15 +588,15 @@ static void sweep(eng_grammar_run *run)
         if (moved[at] == 0)
             continue;
         memmove(frames->words + end, frames->words + at, size * sizeof *moved);
-        uint32_t *parent = &frames->words[end + FRAME_PARENT];
+        uint32_t *parent = &frames->words[end + GR_FRAME_PARENT];
         *parent = *parent == 0 ? 0 : moved[*parent];
         moved[at] = end;
         end += size;
     }
     frames->used = end;
     for (uint32_t at = 1; at < configs->used; at += config_size(configs->words + at))
-        for (uint32_t i = 0; i < configs->words[at + CONFIG_THREADS]; i++) {
-            uint32_t *frame = &configs->words[at + CONFIG_PAIRS + 2 * i + 1];
+        for (uint32_t i = 0; i < configs->words[at + GR_CONFIG_THREADS]; i++) {
+            uint32_t *frame = &configs->words[at + GR_CONFIG_PAIRS + 2 * i + 1];
             *frame = *frame == 0 ? 0 : moved[*frame];
         }
     pool_rehash(frames);
@@ -664,7 +604,7 @@ static void sweep(eng_grammar_run *run)
     steps_forget(run);
 }
 
-static void make_room(eng_grammar_run *run)
+void gr_run_make_room(eng_grammar_run *run)
 {
     run->full = false;
     if (run->frames.used > POOL_WORDS / 2 || run->configs.used > POOL_WORDS / 2 ||
@@ -681,7 +621,7 @@ static void touch(void *memory, size_t bytes)
         ((volatile char *)memory)[at] = 0;
 }
 
-static bool pool_init(pool *p, uint32_t (*hash_of)(const uint32_t *),
+static bool pool_init(gr_pool *p, uint32_t (*hash_of)(const uint32_t *),
                       uint32_t (*size_of)(const uint32_t *))
 {
     p->words = calloc(POOL_WORDS, sizeof *p->words);
@@ -713,7 +653,7 @@ base_code eng_grammar_run_create(eng_grammar_run **out, eng_grammar *grammar,
     run->visited_at = calloc(VISITED_SIZE, sizeof *run->visited_at);
     run->steps = calloc(STEPS_SIZE, sizeof *run->steps);
     if (vocab != NULL)
-        run->masks = calloc((size_t)MASKS * vocab->words + 1, sizeof *run->masks);
+        run->masks = calloc((size_t)GR_MASKS * vocab->words + 1, sizeof *run->masks);
     if (!whole || run->moved == NULL || run->todo == NULL || run->done == NULL ||
         run->visited == NULL || run->visited_at == NULL || run->steps == NULL ||
         (vocab != NULL && run->masks == NULL)) {
@@ -727,7 +667,7 @@ base_code eng_grammar_run_create(eng_grammar_run **out, eng_grammar *grammar,
         touch(run->masks, 4 * (size_t)vocab->words * sizeof *run->masks);
     run->other = run->done + THREADS_MAX;
     run->looping = run->other + THREADS_MAX;
-    closing_begin(run, STYLE_OPEN);
+    closing_begin(run, GR_STYLE_OPEN);
     const gr_rule *root = &grammar->rules.data[grammar->root];
     visit(run, root->start, frame_make(run, 0, 1, root->words));
     run->start = closing_end(run);
@@ -796,8 +736,8 @@ bool eng_grammar_advance(eng_grammar_state *state, const char *bytes, size_t len
     eng_grammar_state back;
     eng_grammar_clone(&back, state);
     for (size_t i = 0; i < length && state->config != 0; i++) {
-        make_room(run);
-        state->config = step_bytes(run, state->config, (uint8_t)bytes[i]);
+        gr_run_make_room(run);
+        state->config = gr_run_step(run, state->config, (uint8_t)bytes[i]);
     }
     bool done = state->config != 0 && before != 0;
     if (!done)
@@ -808,7 +748,7 @@ bool eng_grammar_advance(eng_grammar_state *state, const char *bytes, size_t len
 
 bool eng_grammar_accepts(const eng_grammar_state *state)
 {
-    return state->config != 0 && state->run->configs.words[state->config + CONFIG_ACCEPTS];
+    return state->config != 0 && state->run->configs.words[state->config + GR_CONFIG_ACCEPTS];
 }
 
 /* The only byte that may follow, -1 if there are several or none. */
@@ -817,10 +757,10 @@ static int only_byte(const eng_grammar_run *run, uint32_t config)
     const eng_grammar *g = run->grammar;
     const uint32_t *words = run->configs.words + config;
     int only = -1;
-    if (words[CONFIG_ACCEPTS])
+    if (words[GR_CONFIG_ACCEPTS])
         return -1;
-    for (uint32_t i = 0; i < words[CONFIG_THREADS]; i++) {
-        const gr_node *node = &g->nodes.data[words[CONFIG_PAIRS + 2 * i]];
+    for (uint32_t i = 0; i < words[GR_CONFIG_THREADS]; i++) {
+        const gr_node *node = &g->nodes.data[words[GR_CONFIG_PAIRS + 2 * i]];
         for (uint32_t k = 0; k < node->b; k++) {
             const gr_edge *edge = &g->edges.data[node->a + k];
             if (edge->to == GR_NONE)
@@ -837,200 +777,13 @@ size_t eng_grammar_forced(eng_grammar_state *state, char *out, size_t max)
 {
     eng_grammar_run *run = state->run;
     size_t n = 0;
-    make_room(run);
+    gr_run_make_room(run);
     uint32_t config = state->config;
     for (int byte; n < max && config != 0 && (byte = only_byte(run, config)) >= 0;) {
-        config = step_bytes(run, config, (uint8_t)byte);
+        config = gr_run_step(run, config, (uint8_t)byte);
         if (config == 0)
             break;
         out[n++] = (char)byte;
     }
     return n;
-}
-
-/* ---- masks ---- */
-
-static void set_bits(uint32_t *mask, const int32_t *same, int32_t id)
-{
-    for (; id >= 0; id = same[id])
-        mask[id / 32] |= 1u << id % 32;
-}
-
-static void mask_or(uint32_t *mask, const uint32_t *other, uint32_t words)
-{
-    for (uint32_t i = 0; i < words; i++)
-        mask[i] |= other[i];
-}
-
-/* The tokens of a class with at most `limit` characters. */
-static void mask_class(uint32_t *mask, const gr_token_class *class, uint32_t words, uint32_t limit)
-{
-    uint32_t most = class->count == 0 ? 0 : class->chars[class->count - 1];
-    if (limit >= most) {
-        mask_or(mask, class->mask, words);
-        return;
-    }
-    uint32_t summed = limit < GR_SUMMED ? limit : GR_SUMMED;
-    mask_or(mask, class->upto[summed - 1], words);
-    for (uint32_t i = class->upto_count[summed - 1]; i < class->count && class->chars[i] <= limit;
-         i++)
-        mask[class->ids[i] / 32] |= 1u << class->ids[i] % 32;
-}
-
-static void mask_walk(eng_grammar_run *run, uint32_t *mask, const gr_trie *trie,
-                      const int32_t *same, uint32_t config)
-{
-    uint32_t path[GR_TOKEN_BYTES_MAX + 1];
-    path[0] = config;
-    for (uint32_t i = 0; i < trie->count;) {
-        const gr_trie_node *node = &trie->nodes[i];
-        uint32_t to = step_bytes(run, path[node->depth], node->byte);
-        if (to == 0) {
-            run->full = false;
-            i = node->end;
-            continue;
-        }
-        path[node->depth + 1] = to;
-        set_bits(mask, same, node->token);
-        i++;
-    }
-}
-
-/* Characters that a thread can read of a class and that lead nowhere else, whichever they are: 0 if
- * it walks the trie instead. */
-static uint32_t loop_limit(const eng_grammar_run *run, thread t, uint32_t class_index)
-{
-    const eng_grammar *g = run->grammar;
-    const gr_node *node = &g->nodes.data[t.node];
-    uint32_t left = GR_INFINITE;
-    if (!(node->loops >> class_index & 1))
-        return 0;
-    if (node->c != 0 && g->lengths.data[node->c - 1].max != GR_INFINITE)
-        left = g->lengths.data[node->c - 1].max + 1 - frame_at(run, t.frame)[FRAME_COUNT];
-    if (node->runs != 0)
-        left = g->runs.data[node->runs - 1].limit[class_index];
-    return left;
-}
-
-/* Tokens that begin with characters on which a thread stays where it is, or gets to a state that
- * only their number decides: their other bytes are followed once for each number, and for all
- * numbers at once as soon as one more changes nothing. */
-static void mask_tails(eng_grammar_run *run, uint32_t *mask, uint32_t config, uint32_t class_index,
-                       thread t, uint32_t limit)
-{
-    const gr_token_rest *rest = &run->vocab->rests[class_index];
-    const gr_node *node = &run->grammar->nodes.data[t.node];
-    bool fixed = false;
-    if (node->c != 0) {
-        const gr_length *guard = &run->grammar->lengths.data[node->c - 1];
-        uint32_t count = frame_at(run, t.frame)[FRAME_COUNT];
-        fixed = count >= guard->min && guard->max - count >= run->vocab->chars_max;
-    }
-    const uint8_t any = class_index == GR_CLASS_DIGIT ? '0' : 'a';
-    config = config_part(run, &t, 1, config);
-    config = config == 0 ? 0 : step_bytes(run, config, any);
-    if (config != 0 && (fixed || step_bytes(run, config, any) == config)) {
-        mask_walk(run, mask, &rest->tails, run->vocab->same[GR_SAME_TAIL], config);
-        return;
-    }
-    for (uint32_t n = 1; n <= rest->chars_max && n <= limit && config != 0; n++) {
-        mask_walk(run, mask, &rest->tails_of[n - 1], run->vocab->same[GR_SAME_COUNTED], config);
-        config = step_bytes(run, config, any);
-    }
-}
-
-/* A mask is made class by class (grammar_vocab.h): where a thread reads every byte of a class and
- * stays where it is, as inside a string, all tokens of the class are allowed at once; the others
- * walk the class's trie. */
-static void mask_make(eng_grammar_run *run, uint32_t *mask, uint32_t config)
-{
-    const eng_vocab *vocab = run->vocab;
-    const int32_t *same = vocab->same[GR_SAME_TOKEN];
-    uint32_t count = run->configs.words[config + CONFIG_THREADS];
-    memset(mask, 0, vocab->words * sizeof *mask);
-    for (uint32_t k = 0; k <= GR_CLASS_MARK; k++) {
-        /* The threads are copied for each class: storing a configuration sorts them in place. */
-        const bool text = k < GR_CLASS_REST;
-        const gr_trie *trie = &vocab->classes[k].trie;
-        const gr_trie *rest_trie = text ? &vocab->rests[k].trie : NULL;
-        uint32_t limit = 0, others = 0, loops = 0;
-        run->full = false; /* what found no room is refused alone */
-        if (trie->count == 0 && (rest_trie == NULL || rest_trie->count == 0))
-            continue;
-        for (uint32_t i = 0; i < count; i++) {
-            const uint32_t *pair = run->configs.words + config + CONFIG_PAIRS + 2 * i;
-            uint32_t left = k < GR_CLASS_MARK ? loop_limit(run, (thread){pair[0], pair[1]}, k) : 0;
-            limit = left > limit ? left : limit;
-            if (left == 0)
-                run->other[others++] = (thread){pair[0], pair[1]};
-            else if (text)
-                run->looping[loops++] = (thread){pair[0], pair[1]};
-        }
-        if (limit > 0)
-            mask_class(mask, &vocab->classes[k], vocab->words, limit);
-        uint32_t config_rest = config_of(run, run->other, others, count, config);
-        if (config_rest != 0)
-            mask_walk(run, mask, trie, same, config_rest);
-        if (rest_trie == NULL || rest_trie->count == 0)
-            continue;
-        for (uint32_t i = 0; i < loops; i++) {
-            const gr_node *node = &run->grammar->nodes.data[run->looping[i].node];
-            if (loops <= LOOPING_MAX && (node->loops & GR_UNIFORM))
-                mask_tails(run, mask, config, k, run->looping[i],
-                           loop_limit(run, run->looping[i], k));
-            else
-                run->other[others++] = run->looping[i];
-        }
-        config_rest = config_of(run, run->other, others, count, config);
-        if (config_rest != 0)
-            mask_walk(run, mask, rest_trie, same, config_rest);
-    }
-}
-
-static uint32_t mask_slot(eng_grammar_run *run, uint32_t config)
-{
-    for (; run->mask_used[run->mask_hand]; run->mask_hand = (run->mask_hand + 1) % MASKS)
-        run->mask_used[run->mask_hand] = 0;
-    uint32_t slot = run->mask_hand;
-    run->mask_hand = (run->mask_hand + 1) % MASKS;
-    if (run->mask_config[slot] != 0)
-        run->configs.words[run->mask_config[slot] + CONFIG_MASK] = 0;
-    run->mask_config[slot] = config;
-    run->configs.words[config + CONFIG_MASK] = slot + 1;
-    return slot;
-}
-
-const uint32_t *eng_grammar_mask(eng_grammar_state *state, const int32_t *end_tokens,
-                                 uint32_t end_token_count)
-{
-    eng_grammar_run *run = state->run;
-    CHECK(run->vocab != NULL);
-    make_room(run);
-    uint32_t config = state->config, slot;
-    bool fresh = config == 0 || run->configs.words[config + CONFIG_MASK] == 0;
-    if (config == 0)
-        slot = run->mask_hand;
-    else if (fresh)
-        slot = mask_slot(run, config);
-    else
-        slot = run->configs.words[config + CONFIG_MASK] - 1;
-    uint32_t *mask = run->masks + (size_t)slot * run->vocab->words;
-    if (config == 0) {
-        if (run->mask_config[slot] != 0)
-            run->configs.words[run->mask_config[slot] + CONFIG_MASK] = 0;
-        run->mask_config[slot] = 0;
-        memset(mask, 0, run->vocab->words * sizeof *mask);
-    } else if (fresh) {
-        mask_make(run, mask, config);
-    }
-    run->mask_used[slot] = 1;
-    for (uint32_t i = 0; i < end_token_count; i++) {
-        uint32_t id = (uint32_t)end_tokens[i];
-        if (id >= run->vocab->count)
-            continue;
-        mask[id / 32] &= ~(1u << id % 32);
-        if (eng_grammar_accepts(state))
-            mask[id / 32] |= 1u << id % 32;
-    }
-    return mask;
 }

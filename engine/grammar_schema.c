@@ -156,7 +156,7 @@ static const struct {
 static void read_strings(schema *s, const dom *node, bundle *b)
 {
     const dom *at;
-    char pointer[160];
+    char pointer[GR_POINTER_SIZE];
     if ((at = gr_get(node, "minLength")) != NULL)
         b->length_min = count_of(s, at, "minLength");
     if ((at = gr_get(node, "maxLength")) != NULL)
@@ -242,7 +242,7 @@ static void read_object(schema *s, dom *node, bundle *b, uint32_t depth)
     o->seen_all = extra != NULL;
     o->seen = s->evaluates ? gr_dfa_texts(s->c, NULL, 0) : NULL;
     for (dom *p = patterns == NULL ? NULL : patterns->first; p != NULL; p = p->next) {
-        char pointer[160];
+        char pointer[GR_POINTER_SIZE];
         gr_pointer(node, "patternProperties", pointer);
         gr_dfa *set =
             gr_dfa_regex(s->c, p->key.data, p->key.length, false, "patternProperties", pointer);
@@ -292,7 +292,8 @@ static void read_object(schema *s, dom *node, bundle *b, uint32_t depth)
         o->seen = gr_dfa_op(s->c, o->seen, gr_dfa_texts(s->c, declared, o->count), GR_OR);
     }
     for (dom *r = list ? required->first : NULL; r != NULL; r = r->next) {
-        expect_kind(s, r, BASE_JSON_STRING, "required");
+        if (r->kind != BASE_JSON_STRING)
+            gr_wrong(s, BASE_INVALID, node, "required", "must list strings");
         member *m = gr_member_find(o, r->text);
         if (m == NULL) {
             term *value = gr_member_term(s, o, r->text);
@@ -577,9 +578,12 @@ static alts *dependent(schema *s, dom *node, dom *d, uint32_t depth)
     if (d->kind == BASE_JSON_ARRAY_BEGIN || d->kind == BASE_JSON_STRING) {
         dom *one = d->kind == BASE_JSON_STRING ? d : d->first;
         with = gr_alts_one(s, gr_with_member(s, d->key, s->always, true));
-        for (; one != NULL; one = one == d ? NULL : one->next)
+        for (; one != NULL; one = one == d ? NULL : one->next) {
+            if (one->kind != BASE_JSON_STRING)
+                gr_wrong(s, BASE_INVALID, node, "dependentRequired", "must list strings");
             with = gr_alts_and(s, with,
                                gr_alts_one(s, gr_with_member(s, one->text, s->always, true)), node);
+        }
     } else {
         with = gr_alts_and(s, gr_alts_one(s, gr_with_member(s, d->key, s->always, true)),
                            schema_open(s, d, depth + 1), node);
@@ -613,7 +617,7 @@ static alts *schema_read(schema *s, dom *node, uint32_t depth)
         for (uint32_t i = 0; i < node->any_count; i++) {
             const alts *one = gr_term_open(s, node->any[i], depth + 1);
             for (uint32_t k = 0; k < one->count; k++)
-                gr_alt_add(s, any, one->data[k], node, NULL);
+                gr_alt_add(s, any, one->data[k], node, "not");
         }
         return any;
     }
@@ -690,6 +694,7 @@ static alts *schema_read(schema *s, dom *node, uint32_t depth)
 static alts *schema_open(schema *s, dom *node, uint32_t depth)
 {
     const scope *outer = s->in;
+    const dom *around = s->c->at;
     s->in = gr_enter(s, outer, node);
     opened *o = opened_in(s, node, s->in);
     if (o->alts[L_SCHEMA] == NULL) {
@@ -700,7 +705,9 @@ static alts *schema_open(schema *s, dom *node, uint32_t depth)
             gr_wrong(s, BASE_TOO_LONG, node, NULL, "more than %u applicators inside each other",
                      EXPAND_MAX);
         o->opening = true;
+        s->c->at = node;
         o->alts[L_SCHEMA] = schema_read(s, node, depth);
+        s->c->at = around;
         o->opening = false;
     }
     s->in = outer;

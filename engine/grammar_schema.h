@@ -163,7 +163,6 @@ dom *gr_dom_parse(schema *s, const char *bytes, size_t length);
 dom *gr_dom_walk(dom *node, const dom *top);
 /* Cuts the tree into resources: nodes with an $id. */
 void gr_dom_resources(schema *s);
-void gr_pointer(const dom *node, const char *keyword, char out[160]);
 /* Refuses: the text names keyword and place. */
 _Noreturn void gr_wrong(schema *s, base_code code, const dom *node, const char *keyword,
                         const char *fmt, ...) __attribute__((format(printf, 5, 6)));

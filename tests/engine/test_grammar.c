@@ -365,6 +365,8 @@ Test(eng_grammar, schemas_in_either_order_and_spelling)
         "\"type\":\"object\",\"required\":[\"b\"],\"additionalProperties\":false}";
     expect(ab, NULL, "{\"a\":1,\"b\":2.5}", true);
     expect(ab, NULL, "{\"a\": 1, \"b\": 2.5}", true);
+    expect(ab, NULL, "{\"a\":1, \"b\": 2.5}", false); /* the first separator decides */
+    expect(ab, NULL, "{\"a\": 1,\"b\": 2.5}", false);
     expect(ab, NULL, "{\"b\":2.5}", true);
     expect(ab, NULL, "{\"b\":2.5,\"a\":1}", false); /* the schema's order */
     expect(ab, NULL, "{\"a\":1.0,\"b\":2}", false);
@@ -448,6 +450,11 @@ Test(eng_grammar, refuses_by_name_and_pointer)
     expect_refused("{\"type\":\"string\",\"format\":\"iri\"}", BASE_UNSUPPORTED, "format",
                    "/format");
     expect_refused("{\"pattern\":\"(a\"}", BASE_INVALID, "pattern", "/pattern");
+    /* no keyword alone is too much, so the place is named */
+    expect_refused("{\"items\":{\"type\":\"string\",\"pattern\":\"a\",\"maxLength\":50000}}",
+                   BASE_TOO_LONG, "a length of 50000", "/items");
+    expect_refused("{\"dependentRequired\":{\"a\":[1]}}", BASE_INVALID, "dependentRequired",
+                   "/dependentRequired");
     expect_refused("{\"type\":\"string\",\"pattern\":\"(((a{900}){900}){900}){900}\"}",
                    BASE_TOO_LONG, "pattern", "/pattern");
 }
