@@ -139,6 +139,40 @@ uint32_t gr_place_height(const eng_grammar *g, const gr_array *array, uint32_t p
     return least;
 }
 
+/* Frames that the least members of an object need: those required, and others up to its minimum. */
+static uint32_t members_height(const eng_grammar *g, const gr_object *object)
+{
+    uint32_t required = 0, least = 0, more = GR_INFINITE;
+    for (uint32_t i = 0; i < object->members; i++)
+        if (g->bits.data[object->required + i / 64] >> i % 64 & 1) {
+            uint32_t height = gr_rule_height(g, g->lists.data[object->rules + i]);
+            least = height > least ? height : least;
+            required++;
+        }
+    if (required > object->max)
+        return GR_INFINITE;
+    for (uint32_t i = 0; i < object->extra_count; i++) {
+        uint32_t height = gr_rule_height(g, g->lists.data[object->extra_rules + i]);
+        more = height < more ? height : more;
+    }
+    /* The heights of optional ones in turn, until enough are no higher. */
+    uint32_t lack = object->min > required ? object->min - required : 0, below = 0;
+    while (lack > 0) {
+        uint32_t next = more, count = 0;
+        for (uint32_t i = 0; i < object->members; i++) {
+            uint32_t height = gr_rule_height(g, g->lists.data[object->rules + i]);
+            if ((g->bits.data[object->required + i / 64] >> i % 64 & 1) || height < below)
+                continue;
+            count = height < next ? 1 : count + (height == next);
+            next = height < next ? height : next;
+        }
+        least = next > least ? next : least;
+        lack = next == more || count >= lack ? 0 : lack - count;
+        below = next + 1;
+    }
+    return least;
+}
+
 /* Frames above its own that a node needs until its rule returns. */
 static uint32_t node_height(const eng_grammar *g, const uint32_t *heights, uint32_t index)
 {
@@ -166,16 +200,9 @@ static uint32_t node_height(const eng_grammar *g, const uint32_t *heights, uint3
     case GR_RETURN:
     case GR_ACCEPT:
         return 0;
-    case GR_OBJECT_END: {
-        const gr_object *object = &g->objects.data[node->a];
-        least = heights[node->c];
-        for (uint32_t i = 0; i < object->members; i++)
-            if (g->bits.data[object->required + i / 64] >> i % 64 & 1) {
-                need = gr_rule_height(g, g->lists.data[object->rules + i]);
-                least = need > least ? need : least;
-            }
-        return least;
-    }
+    case GR_OBJECT_END:
+        need = members_height(g, &g->objects.data[node->a]);
+        return need > heights[node->c] ? need : heights[node->c];
     case GR_ARRAY_END: {
         const gr_array *array = &g->arrays.data[node->a];
         least = heights[node->c];
@@ -242,6 +269,14 @@ void gr_heights(gr_compile *c)
     for (uint32_t i = 0; i < g->edges.count; i++)
         if (heights[g->edges.data[i].to] == GR_INFINITE)
             g->edges.data[i].to = GR_NONE;
+    for (uint32_t i = 0; i < g->objects.count; i++) {
+        gr_object *object = &g->objects.data[i];
+        object->extras = false;
+        for (uint32_t k = 0; k < object->extra_count; k++)
+            object->extras =
+                object->extras ||
+                gr_rule_height(g, g->lists.data[object->extra_rules + k]) != GR_INFINITE;
+    }
 }
 
 base_code gr_compile_run(eng_grammar **out, gr_body *body, void *context,

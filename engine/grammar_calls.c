@@ -231,7 +231,7 @@ static uint32_t lower_members(notation *n, const object *o, const dom *at, int32
         ways[i] = gr_node_add(c, GR_KEY, index, i, tag(c, false, kept[i]->name, next));
     }
     gr_fork_set(c, choose, ways, count);
-    gr_object_fill(c, index, &(gr_shape){count, rules, required, o->min, o->max, false, false});
+    gr_object_fill(c, index, &(gr_shape){count, rules, required, o->min, o->max, NULL, 0, false});
     return gr_framed(c, gr_fork_add(c, (uint32_t[]){choose, end}, empty ? 2 : 1),
                      c->g->objects.data[index].words, n->s->ret);
 }

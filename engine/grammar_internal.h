@@ -63,7 +63,9 @@ typedef struct gr_object {
     uint32_t words;    /* of a bit set of members, one bit more for "extras began" */
     uint32_t required; /* first word in `bits` */
     uint32_t rules;    /* first of `members` in `lists`: each value's rule */
-    bool extras, ordered, counted;
+    uint32_t extra_rules, extra_count; /* in `lists`: of members that are not declared */
+    bool extras;                       /* some of those can be written, known with the heights */
+    bool ordered, counted;
 } gr_object;
 
 #define GR_WANTS_MAX 4u

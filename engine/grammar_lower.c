@@ -162,7 +162,6 @@ object **gr_object_settle(schema *s, const object *o, uint32_t *count, const dom
 void gr_object_fill(gr_compile *c, uint32_t index, const gr_shape *shape)
 {
     gr_object out = {.members = shape->count, .min = shape->min, .max = shape->max};
-    out.extras = shape->extras;
     out.ordered = shape->ordered && shape->count > 0;
     out.counted = shape->min > 0 || shape->max != GR_INFINITE;
     out.words = shape->count == 0 ? 0 : (shape->count + 64) / 64;
@@ -175,6 +174,10 @@ void gr_object_fill(gr_compile *c, uint32_t index, const gr_shape *shape)
     out.rules = c->g->lists.count;
     for (uint32_t i = 0; i < shape->count; i++)
         *gr_push(c, &c->g->lists) = shape->rules[i];
+    out.extra_rules = c->g->lists.count;
+    out.extra_count = shape->extra_count;
+    for (uint32_t i = 0; i < shape->extra_count; i++)
+        *gr_push(c, &c->g->lists) = shape->extra_rules[i];
     c->g->objects.data[index] = out;
 }
 
@@ -194,10 +197,11 @@ static uint32_t lower_value(schema *s, uint32_t rule, uint32_t next)
     return space(s, false, at);
 }
 
-/* A member whose name is none of `others`: one for each class of names, those of `set` (NULL: all)
- * with values that are `value`, too. Returns how many. */
+/* A member whose name is none of `others`: one for each class of names, those of `within` (NULL:
+ * all) with values that are `value`, too: where it begins, and the rule of its value. Returns how
+ * many. */
 static uint32_t lower_extras(schema *s, const object *o, const gr_dfa *others, gr_dfa *within,
-                             term *value, uint32_t after, uint32_t *ways)
+                             term *value, uint32_t after, uint32_t *ways, uint32_t *rules)
 {
     gr_compile *c = s->c;
     uint32_t count = 0;
@@ -211,7 +215,8 @@ static uint32_t lower_extras(schema *s, const object *o, const gr_dfa *others, g
             set = gr_dfa_op(c, set == NULL ? gr_dfa_all(c) : set, others, GR_MINUS);
         if (set != NULL && set->count == 0)
             continue;
-        uint32_t at = lower_value(s, gr_rule_of(s, both), after);
+        rules[count] = gr_rule_of(s, both);
+        uint32_t at = lower_value(s, rules[count], after);
         if (set == NULL) {
             uint32_t chars = gr_node_add(c, GR_BYTES, 0, 0, 0);
             gr_string_char(c, chars, chars, at);
@@ -271,13 +276,15 @@ static uint32_t lower_settled(schema *s, const object *o)
     uint32_t after = gr_fork_add(c, (uint32_t[]){comma, end}, 2);
     uint32_t *ways = gr_alloc(c, capacity + o->class_count, sizeof *ways);
     uint32_t *extras = gr_alloc(c, o->class_count, sizeof *extras);
+    uint32_t *extra_rules = gr_alloc(c, o->class_count, sizeof *extra_rules);
     for (uint32_t i = 0; i < count; i++)
         ways[i] = gr_node_add(c, GR_KEY, index, i,
                               lower_key(s, kept[i]->name, lower_value(s, rules[i], after)));
     gr_dfa *others = o->count == 0 ? NULL : gr_dfa_texts(c, declared, o->count);
     /* A want is a required member whose name is any of a set: name and value are one rule. */
     for (uint32_t i = 0; i < o->want_count; i++, count++) {
-        uint32_t n = lower_extras(s, o, others, o->wants[i].set, o->wants[i].value, s->ret, extras);
+        uint32_t n = lower_extras(s, o, others, o->wants[i].set, o->wants[i].value, s->ret, extras,
+                                  extra_rules);
         uint32_t start = gr_fork_add(c, extras, n);
         rules[count] = gr_rule_add(c);
         c->g->rules.data[rules[count]].start = start;
@@ -285,7 +292,7 @@ static uint32_t lower_settled(schema *s, const object *o)
         ways[count] =
             gr_node_add(c, GR_KEY, index, count, gr_node_add(c, GR_CALL, rules[count], after, 0));
     }
-    uint32_t extra_count = lower_extras(s, o, others, NULL, s->always, after, extras);
+    uint32_t extra_count = lower_extras(s, o, others, NULL, s->always, after, extras, extra_rules);
     for (uint32_t i = 0; i < extra_count; i++)
         ways[count + i] = gr_node_add(c, GR_EXTRA, index, 0, extras[i]);
     gr_fork_set(c, choose, ways, count + extra_count);
@@ -294,7 +301,7 @@ static uint32_t lower_settled(schema *s, const object *o)
     if (extra_count == 0 && o->min > count)
         return GR_NONE;
     gr_object_fill(c, index,
-                   &(gr_shape){count, rules, required, o->min, o->max, extra_count > 0,
+                   &(gr_shape){count, rules, required, o->min, o->max, extra_rules, extra_count,
                                !c->options.any_order});
     return gr_framed(c, begin, c->g->objects.data[index].words, s->ret);
 }

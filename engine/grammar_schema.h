@@ -228,11 +228,13 @@ uint32_t gr_lower_number(schema *s, const bundle *b);
  * by a declared one that then has to be there. */
 object **gr_object_settle(schema *s, const object *o, uint32_t *count, const dom *at);
 typedef struct gr_shape {
-    uint32_t count;       /* members, wants behind them */
-    uint32_t *rules;      /* [count] of their values */
-    const bool *required; /* [count] */
-    uint32_t min, max;    /* members */
-    bool extras, ordered;
+    uint32_t count;              /* members, wants behind them */
+    uint32_t *rules;             /* [count] of their values */
+    const bool *required;        /* [count] */
+    uint32_t min, max;           /* members */
+    const uint32_t *extra_rules; /* [extra_count] of the values of those that are not declared */
+    uint32_t extra_count;
+    bool ordered;
 } gr_shape;
 /* Fills in the object `index` of the graph; its nodes name it already. */
 void gr_object_fill(gr_compile *c, uint32_t index, const gr_shape *shape);

@@ -459,6 +459,39 @@ Test(eng_grammar, refuses_by_name_and_pointer)
                    BASE_TOO_LONG, "pattern", "/pattern");
 }
 
+/* Members that a minimum asks for, or that a maximum has no room for, count like required ones. */
+Test(eng_grammar, what_no_object_can_be_is_refused)
+{
+    static const char *const none[] = {
+        "{\"type\":\"object\",\"required\":[\"a\"],\"maxProperties\":0}",
+        "{\"type\":\"object\",\"minProperties\":1,\"additionalProperties\":{\"$ref\":\"#\"}}",
+        "{\"type\":\"object\",\"minProperties\":2,\"properties\":{\"a\":{\"$ref\":\"#\"},\"b\":{}},"
+        "\"additionalProperties\":false}",
+    };
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+        expect_refused(none[i], BASE_INVALID, "admits no text", "");
+    /* One that has to be nested so deep, and no deeper. */
+    static const char chain[] =
+        "{\"$ref\":\"#/$defs/3\",\"$defs\":{\"3\":{\"type\":\"object\",\"minProperties\":2,"
+        "\"properties\":{\"n\":{\"type\":\"null\"},\"d\":{\"$ref\":\"#/$defs/2\"}},"
+        "\"additionalProperties\":false},\"2\":{\"type\":\"object\",\"minProperties\":1,"
+        "\"additionalProperties\":{\"type\":\"array\",\"items\":{\"type\":\"null\"}}}}}";
+    expect(chain, NULL, "{\"n\":null,\"d\":{\"x\":[]}}", true);
+    expect(chain, NULL, "{\"d\":{\"x\":[]}}", false);
+    eng_grammar_options shallow = {0};
+    base_err err = BASE_ERR_INIT;
+    eng_grammar *g;
+    uint32_t least = 0;
+    for (shallow.limits.depth_max = 1; shallow.limits.depth_max < 16 && least == 0;
+         shallow.limits.depth_max++)
+        if (eng_grammar_schema(&g, chain, strlen(chain), &shallow, &err) == BASE_OK) {
+            least = shallow.limits.depth_max;
+            cr_expect(accepts_bytes(g, "{\"n\":null,\"d\":{\"x\":[]}}", 23));
+            eng_grammar_unref(g);
+        }
+    cr_expect_gt(least, 3);
+}
+
 static void expect_gbnf(const char *grammar, const char *text, bool accepted)
 {
     base_err err = BASE_ERR_INIT;
@@ -637,6 +670,43 @@ Test(eng_grammar, what_is_forced_is_told)
     cr_expect(eng_grammar_advance(&behind, "}", 1));
     cr_expect(eng_grammar_accepts(&behind));
     eng_grammar_end(&behind);
+    eng_grammar_run_destroy(run);
+    eng_grammar_unref(g);
+}
+
+/* Behind the first ':' there is a choice; it is made once. */
+Test(eng_grammar, the_first_blank_forces_the_others)
+{
+    base_err err = BASE_ERR_INIT;
+    static const struct {
+        const char *first, *forced;
+    } rows[] = {{" t", "rue, \"b\": [0, "}, {"t", "rue,\"b\":[0,"}};
+    eng_grammar *g =
+        compile("{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"boolean\"},"
+                "\"b\":{\"type\":\"array\",\"prefixItems\":[{\"const\":0},{\"enum\":[1,2]"
+                "}],\"minItems\":2}},\"required\":[\"a\",\"b\"],"
+                "\"additionalProperties\":false}",
+                NULL);
+    eng_grammar_run *run;
+    cr_assert_eq(eng_grammar_run_create(&run, g, NULL, &err), BASE_OK);
+    for (size_t i = 0; i < 2; i++) {
+        eng_grammar_state state, other;
+        char out[64];
+        eng_grammar_start(&state, run);
+        size_t n = eng_grammar_forced(&state, out, sizeof out);
+        cr_assert_eq(n, 5);
+        cr_assert(eng_grammar_advance(&state, out, n));
+        eng_grammar_clone(&other, &state); /* states of both styles live side by side */
+        cr_assert(eng_grammar_advance(&state, rows[i].first, strlen(rows[i].first)));
+        cr_assert(eng_grammar_advance(&other, rows[1 - i].first, strlen(rows[1 - i].first)));
+        n = eng_grammar_forced(&state, out, sizeof out);
+        cr_expect_eq(n, strlen(rows[i].forced));
+        cr_expect_eq(memcmp(out, rows[i].forced, n), 0, "%.*s", (int)n, out);
+        n = eng_grammar_forced(&other, out, sizeof out);
+        cr_expect_eq(memcmp(out, rows[1 - i].forced, n), 0, "%.*s", (int)n, out);
+        eng_grammar_end(&state);
+        eng_grammar_end(&other);
+    }
     eng_grammar_run_destroy(run);
     eng_grammar_unref(g);
 }
