@@ -9,7 +9,8 @@
  * however many alternatives share them, a configuration is a set of (state, stack), stored once
  * too; so a state of a sequence is one number, its clone is a copy, and steps and masks are cached
  * by that number. When a pool is half full, what no state reaches is swept. All memory is taken by
- * create; nothing is allocated afterwards. Thread: a run and its states belong to one thread.
+ * create, from a run of the same vocabulary that has ended if there is one; nothing is allocated
+ * afterwards. Thread: a run and its states belong to one thread.
  *
  * Alternatives that cannot be finished are never entered: guards look ahead (a required member
  * still missing, the room that maxItems leaves, the depth that a value needs), so a mask is empty

@@ -35,25 +35,6 @@ static void mask_class(uint32_t *mask, const gr_token_class *class, uint32_t wor
         mask[class->ids[i] / 32] |= 1u << class->ids[i] % 32;
 }
 
-static void mask_walk(eng_grammar_run *run, uint32_t *mask, const gr_trie *trie,
-                      const int32_t *same, uint32_t config)
-{
-    uint32_t path[GR_TOKEN_BYTES_MAX + 1];
-    path[0] = config;
-    for (uint32_t i = 0; i < trie->count;) {
-        const gr_trie_node *node = &trie->nodes[i];
-        uint32_t to = gr_run_step(run, path[node->depth], node->byte);
-        if (to == 0) {
-            run->full = false;
-            i = node->end;
-            continue;
-        }
-        path[node->depth + 1] = to;
-        set_bits(mask, same, node->token);
-        i++;
-    }
-}
-
 /* Characters that a thread can read of a class and that lead nowhere else, whichever they are: 0 if
  * it walks the trie instead. */
 static uint32_t loop_limit(const eng_grammar_run *run, gr_thread t, uint32_t class_index)
@@ -68,6 +49,58 @@ static uint32_t loop_limit(const eng_grammar_run *run, gr_thread t, uint32_t cla
     if (node->runs != 0)
         left = g->runs.data[node->runs - 1].limit[class_index];
     return left;
+}
+
+/* Characters of a class that may follow a configuration, whichever they are: GR_INFINITE if any
+ * number, 0 if not all of them may or it is not easily seen. */
+static uint32_t run_length(const eng_grammar_run *run, uint32_t config, uint32_t class_index)
+{
+    const uint32_t *words = run->configs.words + config;
+    uint32_t limit = 0;
+    bool alone = class_index <= GR_CLASS_ASCII;
+    for (uint32_t i = 0; i < words[GR_CONFIG_THREADS]; i++) {
+        const uint32_t *pair = words + GR_CONFIG_PAIRS + 2 * i;
+        uint32_t left = loop_limit(run, (gr_thread){pair[0], pair[1]}, class_index);
+        if (left >= run->vocab->chars_max)
+            return GR_INFINITE;
+        if (left > 0) {
+            alone = alone && limit == 0;
+            limit = left;
+            continue;
+        }
+        const gr_node *node = &run->grammar->nodes.data[pair[0]];
+        const gr_edge *edge = &run->grammar->edges.data[node->a];
+        for (uint32_t k = 0; alone && k < node->b; k++)
+            alone = edge[k].lo == edge[k].hi && !gr_class_has(class_index, edge[k].lo);
+    }
+    return alone ? limit : 0;
+}
+
+/* The tokens of a trie that may follow. `class_index`: whose characters alone the tokens hold, so
+ * that where any of those may follow no byte has to be tried; GR_CLASS_REST: none. */
+static void mask_walk(eng_grammar_run *run, uint32_t *mask, const gr_trie *trie,
+                      const int32_t *same, uint32_t config, uint32_t class_index)
+{
+    uint32_t path[GR_TOKEN_BYTES_MAX + 1];
+    path[0] = config;
+    for (uint32_t i = 0; i < trie->count;) {
+        const gr_trie_node *node = &trie->nodes[i];
+        uint32_t to = gr_run_step(run, path[node->depth], node->byte);
+        if (to == 0) {
+            run->full = false;
+            i = node->end;
+            continue;
+        }
+        path[node->depth + 1] = to;
+        set_bits(mask, same, node->token);
+        i++;
+        uint32_t limit = class_index < GR_CLASS_REST ? run_length(run, to, class_index) : 0;
+        if (limit == 0)
+            continue;
+        for (; i < node->end; i++)
+            if ((uint32_t)(trie->nodes[i].depth - node->depth) <= limit)
+                set_bits(mask, same, trie->nodes[i].token);
+    }
 }
 
 /* Tokens that begin with characters on which a thread stays where it is, or gets to a state that
@@ -88,11 +121,12 @@ static void mask_tails(eng_grammar_run *run, uint32_t *mask, uint32_t config, ui
     config = gr_run_part(run, &t, 1, config);
     config = config == 0 ? 0 : gr_run_step(run, config, any);
     if (config != 0 && (fixed || gr_run_step(run, config, any) == config)) {
-        mask_walk(run, mask, &rest->tails, run->vocab->same[GR_SAME_TAIL], config);
+        mask_walk(run, mask, &rest->tails, run->vocab->same[GR_SAME_TAIL], config, GR_CLASS_REST);
         return;
     }
     for (uint32_t n = 1; n <= rest->chars_max && n <= limit && config != 0; n++) {
-        mask_walk(run, mask, &rest->tails_of[n - 1], run->vocab->same[GR_SAME_COUNTED], config);
+        mask_walk(run, mask, &rest->tails_of[n - 1], run->vocab->same[GR_SAME_COUNTED], config,
+                  GR_CLASS_REST);
         config = gr_run_step(run, config, any);
     }
 }
@@ -126,7 +160,7 @@ static void mask_make(eng_grammar_run *run, uint32_t *mask, uint32_t config)
             mask_class(mask, &vocab->classes[k], vocab->words, limit);
         uint32_t config_rest = gr_run_some(run, run->other, others, count, config);
         if (config_rest != 0)
-            mask_walk(run, mask, trie, same, config_rest);
+            mask_walk(run, mask, trie, same, config_rest, k);
         if (rest_trie == NULL || rest_trie->count == 0)
             continue;
         for (uint32_t i = 0; i < loops; i++) {
@@ -139,7 +173,7 @@ static void mask_make(eng_grammar_run *run, uint32_t *mask, uint32_t config)
         }
         config_rest = gr_run_some(run, run->other, others, count, config);
         if (config_rest != 0)
-            mask_walk(run, mask, rest_trie, same, config_rest);
+            mask_walk(run, mask, rest_trie, same, config_rest, GR_CLASS_REST);
     }
 }
 

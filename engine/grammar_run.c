@@ -13,6 +13,9 @@
 #define THREADS_MAX 8192u
 #define VISITED_SIZE (4u * THREADS_MAX)
 #define STEPS_SIZE (1u << 15)
+/* Runs whose memory is kept for the next, if their tables are no larger. */
+#define SPARES_MAX 16u
+#define SPARE_TABLE_MAX (1u << 16)
 
 /* ---- frames and configurations ---- */
 
@@ -635,15 +638,27 @@ static bool pool_init(gr_pool *p, uint32_t (*hash_of)(const uint32_t *),
     return p->words != NULL && p->table != NULL;
 }
 
-base_code eng_grammar_run_create(eng_grammar_run **out, eng_grammar *grammar,
-                                 const eng_vocab *vocab, base_err *err)
+void gr_run_free(eng_grammar_run *run)
 {
-    *out = NULL;
+    free(run->frames.words);
+    free(run->frames.table);
+    free(run->configs.words);
+    free(run->configs.table);
+    free(run->moved);
+    free(run->todo);
+    free(run->done);
+    free(run->visited);
+    free(run->visited_at);
+    free(run->steps);
+    free(run->masks);
+    free(run);
+}
+
+static eng_grammar_run *run_allocate(const eng_vocab *vocab)
+{
     eng_grammar_run *run = calloc(1, sizeof *run);
     if (run == NULL)
-        return base_fail(err, BASE_NOMEM, "no memory for a grammar's run");
-    run->grammar = eng_grammar_ref(grammar);
-    run->vocab = vocab;
+        return NULL;
     bool whole = pool_init(&run->frames, frame_hash, frame_size);
     whole = pool_init(&run->configs, config_hash, config_size) && whole;
     run->moved = calloc(POOL_WORDS, sizeof *run->moved);
@@ -657,8 +672,8 @@ base_code eng_grammar_run_create(eng_grammar_run **out, eng_grammar *grammar,
     if (!whole || run->moved == NULL || run->todo == NULL || run->done == NULL ||
         run->visited == NULL || run->visited_at == NULL || run->steps == NULL ||
         (vocab != NULL && run->masks == NULL)) {
-        eng_grammar_run_destroy(run);
-        return base_fail(err, BASE_NOMEM, "no memory for a grammar's run");
+        gr_run_free(run);
+        return NULL;
     }
     touch(run->visited, VISITED_SIZE * sizeof *run->visited);
     touch(run->visited_at, VISITED_SIZE * sizeof *run->visited_at);
@@ -667,6 +682,64 @@ base_code eng_grammar_run_create(eng_grammar_run **out, eng_grammar *grammar,
         touch(run->masks, 4 * (size_t)vocab->words * sizeof *run->masks);
     run->other = run->done + THREADS_MAX;
     run->looping = run->other + THREADS_MAX;
+    return run;
+}
+
+static void pool_clear(gr_pool *p)
+{
+    memset(p->table, 0, p->size * sizeof *p->table);
+    p->size = TABLE_SIZE_FIRST;
+    p->entries = 0;
+    p->used = 1;
+}
+
+static eng_grammar_run *spare_take(const eng_vocab *vocab)
+{
+    gr_spares *spares = vocab->spares;
+    pthread_mutex_lock(&spares->lock);
+    eng_grammar_run *run = spares->first;
+    if (run != NULL) {
+        spares->first = run->next_spare;
+        spares->count--;
+    }
+    pthread_mutex_unlock(&spares->lock);
+    if (run == NULL)
+        return NULL;
+    pool_clear(&run->frames);
+    pool_clear(&run->configs);
+    steps_forget(run);
+    return run;
+}
+
+/* One that used much of its memory gives it back. */
+static bool spare_give(const eng_vocab *vocab, eng_grammar_run *run)
+{
+    gr_spares *spares = vocab->spares;
+    if (run->frames.size > SPARE_TABLE_MAX || run->configs.size > SPARE_TABLE_MAX)
+        return false;
+    pthread_mutex_lock(&spares->lock);
+    bool kept = spares->count < SPARES_MAX;
+    if (kept) {
+        run->next_spare = spares->first;
+        spares->first = run;
+        spares->count++;
+    }
+    pthread_mutex_unlock(&spares->lock);
+    return kept;
+}
+
+base_code eng_grammar_run_create(eng_grammar_run **out, eng_grammar *grammar,
+                                 const eng_vocab *vocab, base_err *err)
+{
+    *out = NULL;
+    eng_grammar_run *run = vocab == NULL ? NULL : spare_take(vocab);
+    if (run == NULL)
+        run = run_allocate(vocab);
+    if (run == NULL)
+        return base_fail(err, BASE_NOMEM, "no memory for a grammar's run");
+    run->grammar = eng_grammar_ref(grammar);
+    run->vocab = vocab;
+    run->full = false;
     closing_begin(run, GR_STYLE_OPEN);
     const gr_rule *root = &grammar->rules.data[grammar->root];
     visit(run, root->start, frame_make(run, 0, 1, root->words));
@@ -686,18 +759,9 @@ void eng_grammar_run_destroy(eng_grammar_run *run)
         return;
     DCHECK(run->states == NULL);
     eng_grammar_unref(run->grammar);
-    free(run->frames.words);
-    free(run->frames.table);
-    free(run->configs.words);
-    free(run->configs.table);
-    free(run->moved);
-    free(run->todo);
-    free(run->done);
-    free(run->visited);
-    free(run->visited_at);
-    free(run->steps);
-    free(run->masks);
-    free(run);
+    run->grammar = NULL;
+    if (run->vocab == NULL || !spare_give(run->vocab, run))
+        gr_run_free(run);
 }
 
 static void state_link(eng_grammar_state *state, eng_grammar_run *run, uint32_t config)

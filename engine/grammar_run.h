@@ -53,6 +53,7 @@ struct eng_grammar_run {
     uint32_t mask_hand;
     uint32_t start;
     eng_grammar_state *states;
+    struct eng_grammar_run *next_spare;
 };
 
 static inline const uint32_t *gr_frame_at(const eng_grammar_run *run, uint32_t frame)
@@ -60,6 +61,8 @@ static inline const uint32_t *gr_frame_at(const eng_grammar_run *run, uint32_t f
     return run->frames.words + frame;
 }
 
+/* Its memory, for good. */
+void gr_run_free(eng_grammar_run *run);
 /* Sweeps what no state reaches once a pool is half full. Numbers of configurations change, but for
  * those in states. */
 void gr_run_make_room(eng_grammar_run *run);

@@ -5,6 +5,7 @@
 
 #include "engine/base/num.h"
 #include "engine/base/utf8.h"
+#include "engine/grammar_run.h"
 
 typedef struct token_text {
     const char *bytes;
@@ -221,7 +222,10 @@ base_code eng_vocab_create(eng_vocab **out, eng_vocab_bytes *bytes, const void *
     token_text *tokens = calloc((size_t)count + 1, sizeof *tokens);
     uint32_t used = 0;
     bool whole = vocab != NULL && tokens != NULL;
+    if (whole)
+        whole = (vocab->spares = calloc(1, sizeof *vocab->spares)) != NULL;
     if (whole) {
+        pthread_mutex_init(&vocab->spares->lock, NULL);
         vocab->count = count;
         vocab->words = (count + 31) / 32;
         for (uint32_t i = 0; i < GR_SAMES; i++) {
@@ -294,6 +298,14 @@ void eng_vocab_destroy(eng_vocab *vocab)
     }
     for (uint32_t i = 0; i < GR_SAMES; i++)
         free(vocab->same[i]);
+    if (vocab->spares != NULL) {
+        for (eng_grammar_run *run = vocab->spares->first, *next; run != NULL; run = next) {
+            next = run->next_spare;
+            gr_run_free(run);
+        }
+        pthread_mutex_destroy(&vocab->spares->lock);
+        free(vocab->spares);
+    }
     free(vocab);
 }
 

@@ -5,6 +5,8 @@
  * its first characters of text: a state that stays on those cares for the tail alone, and equal
  * tails are followed once. */
 #pragma once
+#include <pthread.h>
+
 #include "engine/grammar_internal.h"
 
 /* Longer tokens are never allowed: none of a real vocabulary is. */
@@ -43,8 +45,16 @@ typedef struct gr_token_rest {
 
 enum { GR_SAME_TOKEN, GR_SAME_TAIL, GR_SAME_COUNTED, GR_SAMES };
 
+/* Runs that have ended, whose memory the next ones take over: fresh memory costs a fault a page. */
+typedef struct gr_spares {
+    pthread_mutex_t lock;
+    struct eng_grammar_run *first;
+    uint32_t count;
+} gr_spares;
+
 struct eng_vocab {
     uint32_t count, words;
+    gr_spares *spares;
     uint32_t chars_max;      /* bytes of the longest token, which no count of characters exceeds */
     int32_t *same[GR_SAMES]; /* [count] another token with the same bytes or tail, -1 if none */
     gr_token_class classes[GR_CLASSES]; /* REST: those that begin with no text; no ids of marks */
