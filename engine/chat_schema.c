@@ -4,7 +4,7 @@
  * Understood: type (a name or a list), enum, const, properties, additionalProperties, items, anyOf,
  * oneOf, allOf, local $ref, nullable. Alternatives are merged into one set of types: the text
  * itself decides among them, the narrowest type first and string last. Nodes are made when they are
- * first asked about, so recursive schemas need no care. */
+ * first asked about, one for each schema of the text, so recursive schemas end. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,6 +35,7 @@ typedef struct property {
 struct chat_schema {
     node *nodes;
     uint32_t node_count, node_capacity;
+    int32_t *by_text; /* [2 * node_capacity] open addressing by where the schema stands, -1: empty */
     property *properties; /* open addressing by owner and name */
     uint32_t property_count, property_mask;
     base_buf names;
@@ -107,20 +108,47 @@ eng_text chat_json_member(eng_text object, const char *name, size_t length)
 
 /* ---- nodes ---- */
 
+/* The slot of the node that is made from this place, or the empty one where it would stand. */
+static int32_t *find_node(chat_schema *schema, const char *text)
+{
+    uint32_t size = 2 * schema->node_capacity;
+    for (uint32_t i = (uint32_t)(((uintptr_t)text * 0x9E3779B97F4A7C15u) >> 32);; i++) {
+        int32_t *slot = &schema->by_text[i % size];
+        if (*slot < 0 || schema->nodes[*slot].text.data == text)
+            return slot;
+    }
+}
+
+static bool grow_nodes(chat_schema *schema)
+{
+    uint32_t capacity = schema->node_capacity * 2 + 16;
+    node *nodes = realloc(schema->nodes, capacity * sizeof *nodes);
+    if (nodes != NULL)
+        schema->nodes = nodes;
+    int32_t *by_text = malloc(2 * (size_t)capacity * sizeof *by_text);
+    if (nodes == NULL || by_text == NULL) {
+        free(by_text);
+        schema->failed = true;
+        return false;
+    }
+    memset(by_text, 0xFF, 2 * (size_t)capacity * sizeof *by_text);
+    free(schema->by_text);
+    schema->by_text = by_text;
+    schema->node_capacity = capacity;
+    for (uint32_t i = 0; i < schema->node_count; i++)
+        *find_node(schema, schema->nodes[i].text.data) = (int32_t)i;
+    return true;
+}
+
 static int32_t add_node(chat_schema *schema, eng_text text)
 {
-    if (schema->node_count == schema->node_capacity) {
-        uint32_t capacity = schema->node_capacity * 2 + 16;
-        node *nodes = realloc(schema->nodes, capacity * sizeof *nodes);
-        if (nodes == NULL) {
-            schema->failed = true;
-            return -1;
-        }
-        schema->nodes = nodes;
-        schema->node_capacity = capacity;
-    }
+    if (schema->node_count == schema->node_capacity && !grow_nodes(schema))
+        return -1;
+    int32_t *slot = find_node(schema, text.data);
+    if (*slot >= 0)
+        return *slot;
     schema->nodes[schema->node_count] = (node){.text = text, .items = -1, .extra = -1};
-    return (int32_t)schema->node_count++;
+    return *slot = (int32_t)schema->node_count++;
 }
 
 static uint32_t property_hash(int32_t owner, const char *name, size_t length)
@@ -402,6 +430,7 @@ void chat_schema_destroy(chat_schema *schema)
     if (schema == NULL)
         return;
     free(schema->nodes);
+    free(schema->by_text);
     free(schema->properties);
     base_buf_deinit(&schema->names);
     free(schema);
