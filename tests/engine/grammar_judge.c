@@ -19,6 +19,7 @@
 typedef struct follower {
     eng_grammar *grammar;
     eng_grammar_run *run;
+    const eng_vocab *vocab; /* of bytes, for who writes; else NULL */
 } follower;
 
 static void drop(follower *f)
@@ -26,7 +27,13 @@ static void drop(follower *f)
     if (f->run != NULL)
         eng_grammar_run_destroy(f->run);
     eng_grammar_unref(f->grammar);
-    *f = (follower){0};
+    *f = (follower){.vocab = f->vocab};
+}
+
+static const char *byte_text(const void *context, int32_t id, size_t *length)
+{
+    *length = 1;
+    return (const char *)context + id;
 }
 
 static base_code make(follower *f, const char *schema, const eng_grammar_options *options,
@@ -34,7 +41,7 @@ static base_code make(follower *f, const char *schema, const eng_grammar_options
 {
     drop(f);
     base_code code = eng_grammar_schema(&f->grammar, schema, strlen(schema), options, err);
-    return code != BASE_OK ? code : eng_grammar_run_create(&f->run, f->grammar, NULL, err);
+    return code != BASE_OK ? code : eng_grammar_run_create(&f->run, f->grammar, f->vocab, err);
 }
 
 static bool judged(follower *f, const char *text)
@@ -66,14 +73,10 @@ static void generate(follower *f, uint64_t seed, uint64_t round)
             length += n;
             continue;
         }
-        for (uint32_t b = 1; b < 256; b++) {
-            char byte = (char)b;
-            eng_grammar_state other;
-            eng_grammar_clone(&other, &state);
-            if (eng_grammar_advance(&other, &byte, 1))
+        const uint32_t *mask = eng_grammar_mask(&state, NULL, 0);
+        for (uint32_t b = 1; b < 256; b++)
+            if (mask[b / 32] >> b % 32 & 1)
                 may[count++] = (uint8_t)b;
-            eng_grammar_end(&other);
-        }
         if (count == 0) {
             stuck = !eng_grammar_accepts(&state);
             break;
@@ -100,6 +103,14 @@ int main(void)
                                             .any_format = true};
     static const eng_grammar_options own = {.space = ENG_GRAMMAR_SPACE_SINGLE, .any_format = true};
     follower judge = {0}, writer = {0};
+    char every[256];
+    eng_vocab *bytes;
+    base_err failed = BASE_ERR_INIT;
+    for (uint32_t b = 0; b < 256; b++)
+        every[b] = (char)b;
+    if (eng_vocab_create(&bytes, byte_text, every, 256, &failed) != BASE_OK)
+        return 1;
+    writer.vocab = bytes;
     char *line = NULL;
     size_t capacity = 0;
     ssize_t length;
@@ -129,5 +140,6 @@ int main(void)
     free(line);
     drop(&judge);
     drop(&writer);
+    eng_vocab_destroy(bytes);
     return 0;
 }

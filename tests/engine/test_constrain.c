@@ -126,6 +126,34 @@ Test(constrain, what_has_one_way_on_is_not_asked_for)
     eng_destroy(engine);
 }
 
+/* Names, separators and the rest of a word are forced, each run in the step of the next choice. */
+Test(constrain, only_choices_take_steps)
+{
+    static const char TWO[] =
+        "{\"type\":\"object\",\"additionalProperties\":false,\"required\":[\"one\",\"two\"],"
+        "\"properties\":{\"one\":{\"type\":\"boolean\"},\"two\":{\"type\":\"boolean\"}}}";
+    eng_options opts = options();
+    eng_engine *engine = start(&opts);
+    eng_grammar *grammar = compile(ENG_FORMAT_SCHEMA, TWO);
+    int32_t prompt[8];
+    make_prompt(prompt, 8, 10);
+    for (uint32_t seed = 0; seed < 8; seed++) {
+        static result r;
+        eng_request req = held(prompt, 8, grammar, seed, &r);
+        submit(engine, &req);
+        wait_done(&r, 1);
+        cr_assert_eq(r.finish, ENG_FINISH_STOP);
+        r.text[r.text_length] = '\0';
+        bool blank = strchr(r.text, ' ') != NULL;
+        cr_expect_eq(r.usage.steps, blank ? 3 : 2, "%u: %s", r.usage.steps, r.text);
+        cr_expect_eq(strstr(r.text, blank ? ", \"two\": " : ",\"two\":") != NULL, true, "%s",
+                     r.text);
+    }
+    eng_grammar_unref(grammar);
+    check_clean(engine);
+    eng_destroy(engine);
+}
+
 /* ---- the bundled model ---- */
 
 static eng_engine *start_nano(int32_t draft_tokens)
