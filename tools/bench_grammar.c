@@ -5,8 +5,10 @@
  *   s.mask.p99     a mask of a place that was not seen before, p99         us; limit 300
  *   s.compile      a schema, p50 over the cases                            us; limit 2000
  *   s.overhead     one stream under a grammar that allows everything       ms a token, beside free
- *   s.jump         answers to a fixed schema, from request to end          tok/s, beside free
- *   s.jump.drafts  the same with drafts                                    ones of the same length
+ *   s.jump         decoding a fixed schema, beside free text of the same   tok/s, beside free
+ *                  length: all but the free one's time to its first token
+ *   s.jump.drafts  the same with drafts                                    tok/s, beside free
+ *   s.answer       the same answers, without drafts, from request to end   tok/s, beside free
  *   s.accepted     tokens a step with drafts under a grammar               beside free
  *
  * The vocabulary is generated: words, most behind a blank, two scripts, 4 in 100 with the odd ends
@@ -304,20 +306,18 @@ static double token_ms(const answer *a)
     return (double)a->usage.decode_ns / 1e6 / (a->count - 1);
 }
 
-/* Tokens, and the time of whole answers. */
+/* Tokens and times of answers to a schema, and of free ones of the same lengths. */
 typedef struct pace {
-    double tokens, ns;
+    double tokens, answers, held_ns, free_ns, first_ns;
 } pace;
 
-static void note(pace *p, const answer *a)
+static void note(pace *p, const answer *held, const answer *open)
 {
-    p->tokens += a->count;
-    p->ns += (double)(a->usage.ttft_ns + a->usage.decode_ns);
-}
-
-static void add_rate(samples *s, const pace *p)
-{
-    s->v[s->n++] = 1e9 * p->tokens / p->ns;
+    p->tokens += held->count;
+    p->answers++;
+    p->held_ns += (double)(held->usage.ttft_ns + held->usage.decode_ns);
+    p->free_ns += (double)(open->usage.ttft_ns + open->usage.decode_ns);
+    p->first_ns += (double)open->usage.ttft_ns;
 }
 
 static bool bench_held(const char *model, uint32_t threads)
@@ -325,15 +325,15 @@ static bool bench_held(const char *model, uint32_t threads)
     eng_engine *engines[] = {start(model, threads, 0), start(model, threads, -1)};
     eng_grammar *any = output_grammar(ENG_FORMAT_REGEX, "[\\s\\S]*");
     eng_grammar *fixed = output_grammar(ENG_FORMAT_SCHEMA, FIXED);
-    samples overhead = {0}, jump[2] = {0}, accepted = {0};
+    samples overhead = {0}, jump[2] = {0}, whole = {0}, accepted = {0};
     bench_peer free_ms = {.name = "free"}, free_rate[2] = {{.name = "free"}, {.name = "free"}},
-               free_steps = {.name = "free"};
+               free_whole = {.name = "free"}, free_steps = {.name = "free"};
     static answer a, b;
     bool good = true;
     for (uint32_t r = 0; r <= ROUNDS; r++) {
         double held_ms = 0, open_ms = 0;
         double steps[2] = {0}, kept[2] = {0};
-        pace held_pace[2] = {0}, open_pace[2] = {0};
+        pace paces[2] = {0};
         for (size_t i = 0; i < PROMPTS; i++) {
             ask(engines[0], prompts[i], NULL, OUTPUT, false, &a);
             open_ms += token_ms(&a);
@@ -343,9 +343,8 @@ static bool bench_held(const char *model, uint32_t threads)
             for (int drafts = 0; drafts < 2; drafts++) {
                 ask(engines[drafts], prompts[i], fixed, OUTPUT, true, &b);
                 good = good && b.finish == ENG_FINISH_STOP;
-                note(&held_pace[drafts], &b);
                 ask(engines[drafts], prompts[i], NULL, b.count, false, &a);
-                note(&open_pace[drafts], &a);
+                note(&paces[drafts], &b, &a);
             }
             ask(engines[1], prompts[i], NULL, OUTPUT, false, &a);
             ask(engines[1], prompts[i], any, OUTPUT, false, &b);
@@ -359,9 +358,13 @@ static bool bench_held(const char *model, uint32_t threads)
         overhead.v[overhead.n++] = held_ms / PROMPTS;
         free_ms.s.v[free_ms.s.n++] = open_ms / PROMPTS;
         for (int drafts = 0; drafts < 2; drafts++) {
-            add_rate(&jump[drafts], &held_pace[drafts]);
-            add_rate(&free_rate[drafts].s, &open_pace[drafts]);
+            const pace *p = &paces[drafts];
+            double tokens = 1e9 * (p->tokens - p->answers);
+            jump[drafts].v[jump[drafts].n++] = tokens / (p->held_ns - p->first_ns);
+            free_rate[drafts].s.v[free_rate[drafts].s.n++] = tokens / (p->free_ns - p->first_ns);
         }
+        whole.v[whole.n++] = 1e9 * paces[0].tokens / paces[0].held_ns;
+        free_whole.s.v[free_whole.s.n++] = 1e9 * paces[0].tokens / paces[0].free_ns;
         accepted.v[accepted.n++] = 1 + kept[1] / steps[1];
         free_steps.s.v[free_steps.s.n++] = 1 + kept[0] / steps[0];
     }
@@ -371,6 +374,8 @@ static bool bench_held(const char *model, uint32_t threads)
                         &free_rate[0], 1);
     bench_report_beside("s.jump.drafts", "four named values, adaptive drafts", "tok/s", true,
                         &jump[1], 0, "", &free_rate[1], 1);
+    bench_report_beside("s.answer", "the same, from request to end", "tok/s", true, &whole, 0, "",
+                        &free_whole, 1);
     bench_report_beside("s.accepted", "any text, adaptive drafts", "tok/step", true, &accepted, 0,
                         "", &free_steps, 1);
     if (!good)
