@@ -60,6 +60,15 @@ function mutate(value) {
 // Left out: numbers with exponents or more digits than a double tells apart, and halves of surrogate pairs that a
 // change left behind, which no text of ours may hold.
 const plain = (text) => !/\\ud[89a-f]/.test(text) && !/"(?:\w*)":-?\d+(?:\.\d+)?[eE]/.test(text) && !/\d{16}/.test(text) && !/\d[eE][+-]?\d/.test(text);
+/** Up to draft 7 nothing beside a $ref counts ("All other properties in a "$ref" object MUST be ignored", draft 7,
+ * 8.3), but ajv looks at it. */
+function withoutSiblings(schema) {
+  if (schema === null || typeof schema !== 'object') return schema;
+  if (Array.isArray(schema)) return schema.map(withoutSiblings);
+  const kept = typeof schema.$ref === 'string' ? ['$ref', 'definitions', '$defs'].filter((k) => k in schema) : Object.keys(schema);
+  return Object.fromEntries(kept.map((k) => [k, withoutSiblings(schema[k])]));
+}
+
 function validator(schema) {
   const text = JSON.stringify(schema);
   const named = String(schema.$schema ?? '');
@@ -67,7 +76,7 @@ function validator(schema) {
   if (schema.$async || /draft-03/.test(named)) return null;
   const Ajv = /draft-04/.test(named) || /"exclusiveM(in|ax)imum":(true|false)/.test(text) ? Ajv4.default ?? Ajv4
     : /draft-0[67]/.test(named) ? Ajv7 : /2019-09/.test(named) ? Ajv2019 : Ajv2020;
-  const own = { ...schema };
+  const own = /draft-0[467]/.test(named) ? withoutSiblings(schema) : { ...schema };
   delete own.$schema;
   return new Ajv(options).compile(own);
 }
