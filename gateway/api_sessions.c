@@ -9,7 +9,6 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/num.h"
-#include "engine/base/utf8.h"
 #include "gateway/api_chat.h"
 #include "gateway/append.h"
 #include "gateway/conf.h"
@@ -18,8 +17,6 @@
 #include "gateway/session_export.h"
 #include "gateway/session_turn.h"
 
-#define LIST_DEFAULT 20
-#define LIST_MAX 100
 #define PREFILL_WAIT_NS 2000000000ull
 #define ARENA_BYTES (256u << 20) /* of a call: a page of turns, or a whole session's export */
 
@@ -59,43 +56,6 @@ static base_code no_session(call *c, base_err *err)
     snprintf(text, sizeof text, "Session with id '%.*s' not found.", gw_shown(c->session.text, 64),
              c->session.text);
     return reject(c, err, 404, "session_not_found", "session_id", text);
-}
-
-/* The value of a query's parameter, at most `max` bytes; NULL if it is absent. */
-static const char *query_value(const call *c, const char *name, size_t max)
-{
-    size_t length = strlen(name);
-    for (const char *at = c->query; *at; at += strcspn(at, "&") + (at[strcspn(at, "&")] == '&')) {
-        if (strncmp(at, name, length) != 0 || at[length] != '=')
-            continue;
-        at += length + 1;
-        size_t size = strcspn(at, "&");
-        return base_arena_copy(c->arena, at, base_min(size, max));
-    }
-    return NULL;
-}
-
-typedef struct paging {
-    const char *after;
-    uint32_t limit;
-    bool oldest_first;
-} paging;
-
-static base_code read_paging(const call *c, paging *out, base_err *err)
-{
-    const char *limit = query_value(c, "limit", 16), *order = query_value(c, "order", 16);
-    *out = (paging){.after = query_value(c, "after", GW_ID_MAX), .limit = LIST_DEFAULT};
-    if (limit) {
-        char *end;
-        long value = strtol(limit, &end, 10);
-        if (*end || value < 1 || value > LIST_MAX)
-            return base_fail_param(err, BASE_INVALID, "limit", "limit must be 1 to %d", LIST_MAX);
-        out->limit = (uint32_t)value;
-    }
-    if (order && strcmp(order, "asc") != 0 && strcmp(order, "desc") != 0)
-        return base_fail_param(err, BASE_INVALID, "order", "order must be asc or desc");
-    out->oldest_first = order && order[0] == 'a';
-    return BASE_OK;
 }
 
 static void put_raw(base_buf *out, const char *name, const char *json)
@@ -227,14 +187,15 @@ static base_code create(call *c, base_err *err)
 
 static base_code list(call *c, base_err *err)
 {
-    paging page;
+    gw_page page;
     gw_session_row *rows;
     uint32_t count;
     bool more;
-    GW_TRY(read_paging(c, &page, err));
+    GW_TRY(gw_page_read(&page, c->query, err));
     base_err why = BASE_ERR_INIT;
     base_code code = gw_session_list(c->app->ledger, &rows, &count, &more, c->identity.tenant,
-                                     page.after, page.limit, page.oldest_first, c->arena, &why);
+                                     page.after[0] ? page.after : NULL, page.limit,
+                                     page.oldest_first, c->arena, &why);
     if (code == BASE_NOT_FOUND)
         return reject(c, err, 404, "session_not_found", "after", why.text);
     if (code)
@@ -301,18 +262,19 @@ static base_code put_tokens(call *c, const gw_path_turn *turn, base_err *err)
 static base_code turns(call *c, base_err *err)
 {
     gw_session_row session;
-    paging page;
+    gw_page page;
     gw_path_turn *path;
     uint32_t count;
     bool more;
-    const char *value = query_value(c, "tokens", 8);
-    bool tokens = value && strcmp(value, "true") == 0;
-    GW_TRY(read_paging(c, &page, err));
+    char value[8];
+    bool tokens =
+        gw_query_value(c->query, "tokens", value, sizeof value) && strcmp(value, "true") == 0;
+    GW_TRY(gw_page_read(&page, c->query, err));
     GW_TRY(find(c, &session, err));
     base_err why = BASE_ERR_INIT;
-    base_code code =
-        gw_session_path(c->app->ledger, &path, &count, &more, c->identity.tenant, &session, NULL,
-                        page.after, page.limit, !page.oldest_first, NULL, c->arena, &why);
+    base_code code = gw_session_path(c->app->ledger, &path, &count, &more, c->identity.tenant,
+                                     &session, NULL, page.after[0] ? page.after : NULL, page.limit,
+                                     !page.oldest_first, NULL, c->arena, &why);
     if (code == BASE_NOT_FOUND)
         return reject(c, err, 404, "turn_not_found", "after", why.text);
     if (code)
@@ -465,9 +427,13 @@ static base_code pin(call *c, base_err *err)
 static base_code read_piece(call *c, const char **id, eng_text *text, bool *done, base_err *err)
 {
     if (!c->is_json) {
-        const char *flag = query_value(c, "done", 8);
-        *id = query_value(c, "call_id", GW_ID_MAX);
-        *done = flag && strcmp(flag, "true") == 0;
+        char flag[8], name[GW_NAME_BYTES_MAX];
+        *done = gw_query_value(c->query, "done", flag, sizeof flag) && strcmp(flag, "true") == 0;
+        if (gw_query_value(c->query, "call_id", name, sizeof name)) {
+            *id = base_arena_copy(c->arena, name, strlen(name));
+            if (!*id)
+                return gw_no_memory(err);
+        }
         *text = (eng_text){c->body, c->body_length};
     } else {
         GW_TRY(parse_body(c, err));

@@ -28,8 +28,7 @@ size_t gw_next_mark(const char *text, size_t at, size_t length)
     return at;
 }
 
-/* Four hex digits at `text`, or -1. */
-static int hex4(const char *text)
+int gw_hex4(const char *text)
 {
     int value = 0;
     for (int i = 0; i < 4; i++) {
@@ -60,11 +59,11 @@ static size_t mend_escape(char *text, size_t at, size_t length)
 {
     if (at + 6 > length || text[at + 1] != 'u')
         return 2;
-    int high = hex4(text + at + 2);
+    int high = gw_hex4(text + at + 2);
     if (high < 0xD800 || high > 0xDFFF)
         return 6;
     if (high < 0xDC00 && at + 12 <= length && text[at + 6] == '\\' && text[at + 7] == 'u') {
-        int low = hex4(text + at + 8);
+        int low = gw_hex4(text + at + 8);
         if (low >= 0xDC00 && low <= 0xDFFF)
             return 12;
     }

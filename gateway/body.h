@@ -31,6 +31,8 @@
 
 /* The next quote or backslash from `at` on, or `length`. */
 size_t gw_next_mark(const char *text, size_t at, size_t length);
+/* The value of four hex digits, -1 if they are none. */
+int gw_hex4(const char *text);
 /* Checks and mends `text` in place. BASE_INVALID, with the byte's position. */
 base_code gw_body_mend(char *text, size_t length, uint32_t depth_max, base_err *err);
 /* The raw bytes of a member of the top-level object, after gw_body_mend; the last one of that name.

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "engine/base/utf8.h"
+#include "gateway/body.h"
 
 /* ---- taking apart ---- */
 
@@ -44,22 +44,6 @@ static int pass_head(gw_turn_call *call)
     return 1;
 }
 
-static bool read_hex(uint32_t *out, const char *digits)
-{
-    *out = 0;
-    for (int i = 0; i < 4; i++) {
-        char c = digits[i];
-        int value = c >= '0' && c <= '9'   ? c - '0'
-                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                           : -1;
-        if (value < 0)
-            return false;
-        *out = *out << 4 | (uint32_t)value;
-    }
-    return true;
-}
-
 static void add_character(base_buf *out, uint32_t c)
 {
     char bytes[4];
@@ -75,7 +59,6 @@ static void add_character(base_buf *out, uint32_t c)
 static size_t take_escape(base_buf *out, const char *text, size_t length)
 {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
-    uint32_t high, low;
     if (length < 2)
         return 0;
     const char *known = text[1] ? strchr(from, text[1]) : NULL;
@@ -89,20 +72,23 @@ static size_t take_escape(base_buf *out, const char *text, size_t length)
     }
     if (length < 6)
         return 0;
-    if (!read_hex(&high, text + 2)) {
+    int high = gw_hex4(text + 2), low = -1;
+    if (high < 0) {
         base_buf_add(out, text, 1);
         return 1;
     }
     if (high < 0xD800 || high > 0xDFFF) {
-        add_character(out, high);
+        add_character(out, (uint32_t)high);
         return 6;
     }
     if (high < 0xDC00 && length < 12 &&
         memcmp(text + 6, "\\u", length - 6 < 2 ? length - 6 : 2) == 0)
         return 0;
-    bool pair = high < 0xDC00 && length >= 12 && text[6] == '\\' && text[7] == 'u' &&
-                read_hex(&low, text + 8) && low >= 0xDC00 && low <= 0xDFFF;
-    add_character(out, pair ? 0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00) : 0xFFFD);
+    if (high < 0xDC00 && length >= 12 && text[6] == '\\' && text[7] == 'u')
+        low = gw_hex4(text + 8);
+    bool pair = low >= 0xDC00 && low <= 0xDFFF;
+    add_character(out,
+                  pair ? 0x10000 + (uint32_t)((high - 0xD800) << 10 | (low - 0xDC00)) : 0xFFFD);
     return pair ? 12 : 6;
 }
 
