@@ -206,6 +206,7 @@ static void list_page(kv_index *index, kv_node *node, uint32_t page)
                 node->run_first = run;
             else
                 index->runs[node->run_last].next = run;
+            index->runs[run].prev = node->run_last & (KV_RUNS_MAX - 1);
             node->run_last = run;
         }
         kv_run *run = &index->runs[node->run_last];
@@ -242,11 +243,8 @@ static uint32_t drop_last_page(kv_index *index, kv_node *node)
         node->run_start = 0;
         give_run(index, last);
     } else if (index->runs[last].used == 0) {
-        uint32_t run = node->run_first;
-        while (index->runs[run].next != last)
-            run = index->runs[run].next;
-        index->runs[run].next = KV_NODE_NONE;
-        node->run_last = run;
+        node->run_last = index->runs[last].prev;
+        index->runs[node->run_last].next = KV_NODE_NONE;
         give_run(index, last);
     }
     return unlist_page(index, page);
@@ -639,7 +637,7 @@ base_code kv_index_create(kv_index **out, kv_pool *pool, uint32_t node_max, base
     /* Every listing of a page but its first is the first of some edge, and an edge wastes less than
      * two runs. */
     size_t run_max = page_count / KV_RUN_SPANS + 2 * (size_t)node_max + 4;
-    if (run_max >= KV_NODE_NONE)
+    if (run_max > KV_RUNS_MAX)
         goto nomem;
     while (bucket_count < node_max)
         bucket_count *= 2;
@@ -937,6 +935,7 @@ static bool check_node(const kv_index *index, uint32_t at, uint32_t *refs, uint3
             if (r->next == KV_NODE_NONE)
                 break;
             HOLDS(r->used == KV_RUN_SPANS);
+            HOLDS(index->runs[r->next].prev == run);
             run = r->next;
             span = 0;
             r = &index->runs[run];

@@ -14,9 +14,15 @@ typedef struct kv_span {
  * than it could behind where its pages begin. */
 typedef struct kv_run {
     uint32_t next;
-    uint32_t used; /* spans */
+    uint32_t used : 3;  /* spans */
+    uint32_t prev : 29; /* of an edge's first run: anything */
     kv_span spans[KV_RUN_SPANS];
 } kv_run;
+
+#define KV_RUNS_MAX (1u << 29)
+
+_Static_assert(sizeof(kv_run) == 64, "a cache line");
+_Static_assert(KV_RUN_SPANS < 1 << 3, "`used` counts all of them");
 
 typedef struct kv_node {
     uint32_t parent; /* KV_NODE_NONE: the root of a namespace, whose edge is empty */

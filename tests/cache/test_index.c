@@ -327,6 +327,38 @@ Test(kv_index, the_leaf_used_longest_ago_goes_first_from_its_end)
     end();
 }
 
+/* Pages that were never handed out in a row: each is a span of its own, nine runs an edge. */
+Test(kv_index, an_edge_of_scattered_pages_goes_from_its_end_page_by_page)
+{
+    make(130, 32);
+    seq *a = seq_make(), *b = seq_make(), *c = seq_make();
+    for (uint32_t page = 0; page < 60; page++) {
+        seq_add_range(a, 10000 + 128 * (int32_t)page, 128);
+        seq_add_range(b, 30000 + 128 * (int32_t)page, 128);
+    }
+    cr_assert(seq_insert(a, 10));
+    cr_assert(seq_insert(b, 100));
+    cr_assert_eq(seq_reuse(c, a->tokens, 31 * 128 + 5, 11), 31 * 128 + 5);
+    seq_add_range(c, 50000, 10);
+    cr_assert(seq_insert(c, 50)); /* cuts a's edge inside a page */
+    uint32_t pages[PAGES_MAX], used = a->page_count;
+    memcpy(pages, a->pages, sizeof pages);
+    int32_t tokens[TOKENS_MAX];
+    memcpy(tokens, a->tokens, sizeof tokens);
+    seq_end(a), seq_end(b), seq_end(c);
+    check();
+    for (uint32_t left = used; left-- > 32;) {
+        cr_assert_eq(kv_index_evict(tree, kv_pool_free_count(pool) + 1, 200), 1);
+        cr_assert_eq(kv_index_peek(tree, SPACE, tokens, 60 * 128), left * 128);
+        cr_assert_eq(kv_pool_refs(pool, pages[left]), 0);
+        check();
+    }
+    while (kv_index_evict(tree, kv_pool_free_count(pool) + 1, 200) > 0)
+        check();
+    cr_assert_eq(kv_index_get_stats(tree).pages, 0);
+    end();
+}
+
 Test(kv_index, an_abandoned_branch_is_older_than_its_stem)
 {
     make(64, 32);
