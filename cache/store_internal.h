@@ -1,6 +1,6 @@
 /* The disk tier's parts, for store*.c and their tests: record format (store_format.c), tree of
- * records (store_tree.c), rows (store_db.c), segment files (store_file.c), reading back
- * (store_read.c); store.c has the writer and the engine's calls.
+ * records (store_tree.c), rows (store_db.c), segment files (store_file.c), writing (store_write.c),
+ * reading back (store_read.c); store.c has the engine's calls.
  *
  * A record of kind k is the layout's planes cut into groups at layer borders (at least
  * KV_GROUP_BYTES for whole pages), each group 4,096-aligned in its segment, so that a layer can be
@@ -262,9 +262,17 @@ int kv_store__read_at(kv_store *store, int fd, uint8_t *bytes, size_t length, ui
 bool kv_store__punch(kv_store *store, uint32_t segment, uint64_t offset,
                      uint64_t length); /* true: the blocks are free */
 
+/* ---- store_write.c ---- */
+void *kv_store__writer(void *arg); /* thread */
+/* Under lock: gives back what waits; each is counted in `refused`. */
+void kv_store__refuse_jobs(kv_store *store, uint64_t *refused);
+/* Under lock: whether anything queued, dropped or erased is yet to reach the disk. */
+bool kv_store__has_work(const kv_store *store);
+
 /* ---- store_read.c ---- */
 base_code kv_store__reads_init(kv_store *store, base_err *err);
 void kv_store__reads_deinit(kv_store *store);
 void *kv_store__reader(void *arg);
 
+/* ---- store.c ---- */
 int64_t kv_store__now_ms(const kv_store *store);
