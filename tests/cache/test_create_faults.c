@@ -1,62 +1,9 @@
-/* Creation when the Nth allocation fails, for every N: it says so and leaks nothing. The linker
- * puts the counting versions in place of the C library's (see meson.build). */
+/* Creation when the Nth allocation fails, for every N: it says so and leaks nothing. */
 #include <criterion/criterion.h>
-
-#include <stdlib.h>
 
 #include "cache/index.h"
 #include "store_fixture.h"
-
-static _Atomic long left = -1; /* allocations until one fails; negative: none does */
-static _Atomic long alive;
-
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t count, size_t size);
-void *__real_aligned_alloc(size_t align, size_t size);
-char *__real_strdup(const char *text);
-void __real_free(void *at);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t count, size_t size);
-void *__wrap_aligned_alloc(size_t align, size_t size);
-char *__wrap_strdup(const char *text);
-void __wrap_free(void *at);
-
-static bool fails(void)
-{
-    return left >= 0 && left-- == 0;
-}
-
-static void *count(void *at)
-{
-    alive += at != NULL;
-    return at;
-}
-
-void *__wrap_malloc(size_t size)
-{
-    return fails() ? NULL : count(__real_malloc(size));
-}
-
-void *__wrap_calloc(size_t number, size_t size)
-{
-    return fails() ? NULL : count(__real_calloc(number, size));
-}
-
-void *__wrap_aligned_alloc(size_t align, size_t size)
-{
-    return fails() ? NULL : count(__real_aligned_alloc(align, size));
-}
-
-char *__wrap_strdup(const char *text)
-{
-    return fails() ? NULL : count(__real_strdup(text));
-}
-
-void __wrap_free(void *at)
-{
-    alive -= at != NULL;
-    __real_free(at);
-}
+#include "tests/failing_alloc.h"
 
 Test(cache_create, each_failing_allocation_is_told_and_leaks_nothing)
 {

@@ -1,72 +1,11 @@
 /* Loading a model and its draft when the Nth allocation fails, for every N: it says so, and nothing
- * leaks. The linker puts the counting versions in place of the C library's (see meson.build); what
- * jansson and xxHash allocate themselves is not counted. */
+ * leaks. */
 #include <criterion/criterion.h>
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "engine/draft.h"
-
-static long left = -1; /* allocations until one fails; negative: none does */
-static long alive;
-
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t count, size_t size);
-void *__real_aligned_alloc(size_t align, size_t size);
-void *__real_realloc(void *at, size_t size);
-char *__real_strdup(const char *text);
-void __real_free(void *at);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t count, size_t size);
-void *__wrap_aligned_alloc(size_t align, size_t size);
-void *__wrap_realloc(void *at, size_t size);
-char *__wrap_strdup(const char *text);
-void __wrap_free(void *at);
-
-static bool fails(void)
-{
-    return left >= 0 && left-- == 0;
-}
-
-static void *count(void *at)
-{
-    alive += at != NULL;
-    return at;
-}
-
-void *__wrap_malloc(size_t size)
-{
-    return fails() ? NULL : count(__real_malloc(size));
-}
-
-void *__wrap_calloc(size_t number, size_t size)
-{
-    return fails() ? NULL : count(__real_calloc(number, size));
-}
-
-void *__wrap_aligned_alloc(size_t align, size_t size)
-{
-    return fails() ? NULL : count(__real_aligned_alloc(align, size));
-}
-
-void *__wrap_realloc(void *at, size_t size)
-{
-    if (fails())
-        return NULL;
-    return at == NULL ? count(__real_realloc(at, size)) : __real_realloc(at, size);
-}
-
-char *__wrap_strdup(const char *text)
-{
-    return fails() ? NULL : count(__real_strdup(text));
-}
-
-void __wrap_free(void *at)
-{
-    alive -= at != NULL;
-    __real_free(at);
-}
+#include "tests/failing_alloc.h"
 
 static const eng_model_options OPTIONS = {
     .variant = "auto", .kv = "nvfp4", .threads = 1, .rows_max = 16, .context_max = 128};
