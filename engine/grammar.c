@@ -139,10 +139,21 @@ uint32_t gr_place_height(const eng_grammar *g, const gr_array *array, uint32_t p
     return least;
 }
 
+/* Frames that the least member of those that are not declared needs. */
+static uint32_t extra_height(const eng_grammar *g, const gr_object *object)
+{
+    uint32_t least = GR_INFINITE;
+    for (uint32_t i = 0; i < object->extra_count; i++) {
+        uint32_t height = gr_rule_height(g, g->lists.data[object->extra_rules + i]);
+        least = height < least ? height : least;
+    }
+    return least;
+}
+
 /* Frames that the least members of an object need: those required, and others up to its minimum. */
 static uint32_t members_height(const eng_grammar *g, const gr_object *object)
 {
-    uint32_t required = 0, least = 0, more = GR_INFINITE;
+    uint32_t required = 0, least = 0, more = extra_height(g, object);
     for (uint32_t i = 0; i < object->members; i++)
         if (g->bits.data[object->required + i / 64] >> i % 64 & 1) {
             uint32_t height = gr_rule_height(g, g->lists.data[object->rules + i]);
@@ -151,10 +162,6 @@ static uint32_t members_height(const eng_grammar *g, const gr_object *object)
         }
     if (required > object->max)
         return GR_INFINITE;
-    for (uint32_t i = 0; i < object->extra_count; i++) {
-        uint32_t height = gr_rule_height(g, g->lists.data[object->extra_rules + i]);
-        more = height < more ? height : more;
-    }
     /* The heights of optional ones in turn, until enough are no higher. */
     uint32_t lack = object->min > required ? object->min - required : 0, below = 0;
     while (lack > 0) {
@@ -169,6 +176,35 @@ static uint32_t members_height(const eng_grammar *g, const gr_object *object)
         least = next > least ? next : least;
         lack = next == more || count >= lack ? 0 : lack - count;
         below = next + 1;
+    }
+    return least;
+}
+
+/* Frames that the least items of an array need: as many as its minimum, and those it wants. */
+static uint32_t items_height(const eng_grammar *g, const gr_array *array)
+{
+    uint32_t least = 0;
+    uint64_t sum = 0;
+    if (array->min > array->max)
+        return GR_INFINITE;
+    for (uint32_t i = 0; i < array->min && i <= array->prefix; i++) {
+        uint32_t need = gr_place_height(g, array, i, 0);
+        least = need > least ? need : least;
+    }
+    uint32_t all = (1u << array->want_count) - 1;
+    for (uint32_t w = 0; w < array->want_count; w++)
+        sum += array->want[w].min;
+    for (uint32_t w = 0; w < array->want_count; w++) {
+        if (array->want[w].min > base_min(array->max, array->want[w].max))
+            return GR_INFINITE;
+        /* Where they do not find room one by one, an item has to count for all. */
+        uint32_t best = GR_INFINITE, matches = sum > array->max ? all : 1u << w;
+        for (uint32_t i = 0; array->want[w].min > 0 && i <= array->prefix; i++) {
+            uint32_t need = gr_place_height(g, array, i, matches);
+            best = need < best ? need : best;
+        }
+        if (array->want[w].min > 0)
+            least = best > least ? best : least;
     }
     return least;
 }
@@ -196,6 +232,9 @@ static uint32_t node_height(const eng_grammar *g, const uint32_t *heights, uint3
         return least;
     case GR_CALL:
         need = gr_rule_height(g, node->a);
+        /* The last thing that a rule does takes its frame's place. */
+        if (g->nodes.data[node->b].kind == GR_RETURN)
+            return need == GR_INFINITE ? need : need - 1;
         return need > heights[node->b] ? need : heights[node->b];
     case GR_RETURN:
     case GR_ACCEPT:
@@ -203,26 +242,9 @@ static uint32_t node_height(const eng_grammar *g, const uint32_t *heights, uint3
     case GR_OBJECT_END:
         need = members_height(g, &g->objects.data[node->a]);
         return need > heights[node->c] ? need : heights[node->c];
-    case GR_ARRAY_END: {
-        const gr_array *array = &g->arrays.data[node->a];
-        least = heights[node->c];
-        if (array->min > array->max)
-            return GR_INFINITE;
-        for (uint32_t i = 0; i < array->min && i <= array->prefix; i++) {
-            need = gr_place_height(g, array, i, 0);
-            least = need > least ? need : least;
-        }
-        for (uint32_t w = 0; w < array->want_count; w++) {
-            uint32_t best = GR_INFINITE;
-            for (uint32_t i = 0; array->want[w].min > 0 && i <= array->prefix; i++) {
-                need = gr_place_height(g, array, i, 1u << w);
-                best = need < best ? need : best;
-            }
-            if (array->want[w].min > 0)
-                least = best > least ? best : least;
-        }
-        return least;
-    }
+    case GR_ARRAY_END:
+        need = items_height(g, &g->arrays.data[node->a]);
+        return need > heights[node->c] ? need : heights[node->c];
     case GR_SPACE:
     case GR_KEY:
     case GR_EXTRA:
@@ -263,20 +285,16 @@ void gr_heights(gr_compile *c)
             }
         }
     }
-    for (uint32_t i = 0; i < g->nodes.count; i++)
+    for (uint32_t i = 0; i < g->nodes.count; i++) {
+        g->nodes.data[i].height = (uint16_t)base_min(heights[i], UINT16_MAX);
         if (heights[i] == GR_INFINITE)
             g->nodes.data[i].kind = GR_DEAD;
+    }
     for (uint32_t i = 0; i < g->edges.count; i++)
         if (heights[g->edges.data[i].to] == GR_INFINITE)
             g->edges.data[i].to = GR_NONE;
-    for (uint32_t i = 0; i < g->objects.count; i++) {
-        gr_object *object = &g->objects.data[i];
-        object->extras = false;
-        for (uint32_t k = 0; k < object->extra_count; k++)
-            object->extras =
-                object->extras ||
-                gr_rule_height(g, g->lists.data[object->extra_rules + k]) != GR_INFINITE;
-    }
+    for (uint32_t i = 0; i < g->objects.count; i++)
+        g->objects.data[i].extra_height = extra_height(g, &g->objects.data[i]);
 }
 
 base_code gr_compile_run(eng_grammar **out, gr_body *body, void *context,

@@ -37,8 +37,9 @@ typedef enum gr_kind {
 
 typedef struct gr_node {
     uint8_t kind;
-    uint8_t loops; /* GR_BYTES: vocabulary classes whose bytes lead back here; GR_UNIFORM */
-    uint16_t runs; /* GR_BYTES: 1 + how many characters of each class may follow, 0: no bound */
+    uint8_t loops;   /* GR_BYTES: vocabulary classes whose bytes lead back here; GR_UNIFORM */
+    uint16_t runs;   /* GR_BYTES: 1 + how many characters of each class may follow, 0: no bound */
+    uint16_t height; /* least frames above its own until its rule returns */
     uint32_t a, b, c;
 } gr_node;
 
@@ -64,7 +65,7 @@ typedef struct gr_object {
     uint32_t required; /* first word in `bits` */
     uint32_t rules;    /* first of `members` in `lists`: each value's rule */
     uint32_t extra_rules, extra_count; /* in `lists`: of members that are not declared */
-    bool extras;                       /* some of those can be written, known with the heights */
+    uint32_t extra_height;             /* the least of theirs, GR_INFINITE if none can be written */
     bool ordered, counted;
 } gr_object;
 
@@ -161,7 +162,7 @@ static inline uint32_t gr_rule_height(const eng_grammar *g, uint32_t rule)
 /* Least frames of an item at a place that counts for all `matches`. */
 uint32_t gr_place_height(const eng_grammar *g, const gr_array *array, uint32_t place,
                          uint32_t matches);
-/* Least frames of every rule; drops ways that never end. */
+/* Least frames of every rule and behind every node; drops ways that never end. */
 void gr_heights(gr_compile *c);
 
 /* ---- sets of strings ---- */

@@ -184,15 +184,27 @@ static uint32_t missing(const eng_grammar *g, const gr_object *object, const uin
     return n;
 }
 
-static bool member_usable(const eng_grammar *g, const gr_object *object, uint32_t member)
+/* Whether so many frames find room above this one. */
+static bool height_fits(const eng_grammar *g, const uint32_t *frame, uint32_t height)
 {
-    return gr_rule_height(g, g->lists.data[object->rules + member]) != GR_INFINITE;
+    return height <= g->depth_max - (frame[GR_FRAME_SHAPE] >> 16);
+}
+
+static bool member_usable(const eng_grammar *g, const gr_object *object, const uint32_t *frame,
+                          uint32_t member)
+{
+    return height_fits(g, frame, gr_rule_height(g, g->lists.data[object->rules + member]));
+}
+
+static bool extra_usable(const eng_grammar *g, const gr_object *object, const uint32_t *frame)
+{
+    return height_fits(g, frame, object->extra_height);
 }
 
 static bool member_allowed(const eng_grammar *g, const gr_object *object, const uint32_t *frame,
                            uint32_t member)
 {
-    if (seen(frame, member) || !member_usable(g, object, member))
+    if (seen(frame, member) || !member_usable(g, object, frame, member))
         return false;
     if (object->ordered) {
         /* Nothing at or behind it, nothing required left out before it. */
@@ -212,10 +224,10 @@ static bool member_allowed(const eng_grammar *g, const gr_object *object, const 
     uint32_t lack = missing(g, object, frame, object->members) - required;
     if (object->max != GR_INFINITE && frame[GR_FRAME_COUNT] + 1 + lack > object->max)
         return false;
-    if (object->ordered && !object->extras) {
+    if (object->ordered && !extra_usable(g, object, frame)) {
         uint32_t left = 0;
         for (uint32_t i = member + 1; i < object->members; i++)
-            left += member_usable(g, object, i);
+            left += member_usable(g, object, frame, i);
         if (frame[GR_FRAME_COUNT] + 1 + left < object->min)
             return false;
     }
@@ -224,7 +236,7 @@ static bool member_allowed(const eng_grammar *g, const gr_object *object, const 
 
 static bool extra_allowed(const eng_grammar *g, const gr_object *object, const uint32_t *frame)
 {
-    if (!object->extras)
+    if (!extra_usable(g, object, frame))
         return false;
     uint32_t lack = missing(g, object, frame, object->members);
     if (object->ordered && lack > 0)
@@ -262,17 +274,17 @@ static bool wants_fit(const eng_grammar *g, const gr_array *array, const gr_item
         most = left > most ? left : most;
         sum += left;
         /* Past the prefix there is no end of places but max. */
-        if (left == 0 || gr_place_height(g, array, array->prefix, 1u << w) != GR_INFINITE)
+        if (left == 0 || height_fits(g, frame, gr_place_height(g, array, array->prefix, 1u << w)))
             continue;
         for (uint32_t i = count + 1; i < array->prefix && i < array->max; i++)
-            places += gr_place_height(g, array, i, 1u << w) != GR_INFINITE;
+            places += height_fits(g, frame, gr_place_height(g, array, i, 1u << w));
         if (places < left)
             return false;
     }
     if (array->max == GR_INFINITE || most == 0)
         return true;
-    bool shared =
-        gr_place_height(g, array, array->prefix, (1u << array->want_count) - 1) != GR_INFINITE;
+    const uint32_t all = (1u << array->want_count) - 1;
+    bool shared = height_fits(g, frame, gr_place_height(g, array, array->prefix, all));
     return count + 1 + (shared ? most : sum) <= array->max;
 }
 
@@ -293,7 +305,8 @@ static bool more_items(const eng_grammar *g, const gr_array *array, const uint32
 {
     for (uint32_t i = 0; i < array->item_count; i++) {
         const gr_item *item = &g->items.data[array->items + i];
-        if (item_allowed(g, array, item, frame) && gr_rule_height(g, item->rule) != GR_INFINITE)
+        if (item_allowed(g, array, item, frame) &&
+            height_fits(g, frame, gr_rule_height(g, item->rule)))
             return true;
     }
     return false;
@@ -309,9 +322,12 @@ static bool wants_met(const gr_array *array, const uint32_t *frame)
 
 /* ---- closing ---- */
 
+/* Where the stack has no room for what must come, a way is not entered, so none ends for that. */
 static void visit(eng_grammar_run *run, uint32_t node, uint32_t frame)
 {
-    if (node == GR_NONE || run->grammar->nodes.data[node].kind == GR_DEAD)
+    const eng_grammar *g = run->grammar;
+    if (g->nodes.data[node].kind == GR_DEAD ||
+        frame_depth(run, frame) + g->nodes.data[node].height > g->depth_max)
         return;
     uint32_t slot = mix(mix(7, node), frame) & (VISITED_SIZE - 1);
     for (; run->visited_at[slot] == run->visit; slot = (slot + 1) & (VISITED_SIZE - 1))
@@ -350,8 +366,6 @@ static void call(eng_grammar_run *run, const gr_node *node, uint32_t frame)
         parent = gr_frame_at(run, frame)[GR_FRAME_PARENT];
         next = gr_frame_at(run, frame)[GR_FRAME_NEXT];
     }
-    if (rule->height > g->depth_max || frame_depth(run, parent) + rule->height > g->depth_max)
-        return;
     uint32_t made = frame_make(run, parent, next, rule->words);
     if (made != 0)
         visit(run, rule->start, made);
