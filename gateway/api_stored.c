@@ -96,8 +96,41 @@ static base_code forget(fetch *f, const char *turn, base_err *err)
     return code;
 }
 
-/* One of the ledger's items as the Responses items that it was; call ids of results by order. */
-static void put_items(json_t *list, const json_t *item, const char *digits, size_t at, json_t *open)
+/* A call as the item that it was; its id is added to `open` with the type of its result. `tools`:
+ * those of the request, among which are the custom ones. */
+static base_code put_call(json_t *list, const json_t *made, const json_t *tools, const char *id,
+                          json_t *open, base_err *err)
+{
+    const json_t *function = json_object_get(made, "function");
+    eng_text call_id = gw_text_of_json(json_object_get(made, "id"));
+    eng_text name = gw_text_of_json(json_object_get(function, "name"));
+    eng_text arguments = gw_text_of_json(json_object_get(function, "arguments"));
+    gw_turn_call call = {0};
+    base_buf_add(&call.name, name.data, name.length);
+    gw_call_named(&call, tools);
+    gw_call_add(&call, arguments.data, arguments.length);
+    const base_buf *shown = gw_call_shown(&call);
+    char own[128];
+    snprintf(own, sizeof own, "%s_%s", call.custom ? "ctc" : "fc", id);
+    json_t *item =
+        json_pack("{s:s,s:s,s:s,s:s%,s:s%,s:s%}", "id", own, "type",
+                  call.custom ? "custom_tool_call" : "function_call", "status", "completed",
+                  "call_id", call_id.length ? call_id.data : "", call_id.length, "name",
+                  name.length ? name.data : "", name.length, call.custom ? "input" : "arguments",
+                  shown->length ? shown->data : "", shown->length);
+    json_t *waits = json_pack("{s:s%,s:b}", "id", call_id.length ? call_id.data : "",
+                              call_id.length, "custom", call.custom);
+    bool failed = gw_call_failed(&call) || !item || !waits;
+    gw_call_deinit(&call);
+    failed |= json_array_append_new(list, item) != 0;
+    failed |= json_array_append_new(open, waits) != 0;
+    return failed ? gw_no_memory(err) : BASE_OK;
+}
+
+/* One of the ledger's items as the Responses items that it was. Results come in the order of the
+ * calls, which are `open` until theirs has come. */
+static base_code put_items(json_t *list, const json_t *item, const json_t *tools,
+                           const char *digits, size_t at, json_t *open, base_err *err)
 {
     const char *role = json_string_value(json_object_get(item, "role"));
     const json_t *text = json_object_get(item, "content");
@@ -106,36 +139,33 @@ static void put_items(json_t *list, const json_t *item, const char *digits, size
     char id[96];
     bool tool = role && strcmp(role, "tool") == 0, said = role && strcmp(role, "assistant") == 0;
     if (tool) {
-        snprintf(id, sizeof id, "fco_%.24s_%zu", digits, at);
-        const char *call = json_string_value(json_array_get(open, 0));
-        json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:s,s:s%}", "id", id, "type",
-                                              "function_call_output", "status", "completed",
-                                              "call_id", call ? call : "", "output", said_text,
-                                              json_string_length(text)));
+        const json_t *call = json_array_get(open, 0);
+        eng_text call_id = gw_text_of_json(json_object_get(call, "id"));
+        bool custom = json_is_true(json_object_get(call, "custom"));
+        snprintf(id, sizeof id, "%s_%.24s_%zu", custom ? "ctco" : "fco", digits, at);
+        json_t *result =
+            json_pack("{s:s,s:s,s:s,s:s%,s:s%}", "id", id, "type",
+                      custom ? "custom_tool_call_output" : "function_call_output", "status",
+                      "completed", "call_id", call_id.length ? call_id.data : "", call_id.length,
+                      "output", said_text, json_string_length(text));
         json_array_remove(open, 0);
-        return;
+        return json_array_append_new(list, result) ? gw_no_memory(err) : BASE_OK;
     }
     if (!said || json_string_length(text)) {
         snprintf(id, sizeof id, "msg_%.24s_in%zu", digits, at);
-        json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:s,s:[{s:s,s:s%}]}", "id", id, "type",
-                                              "message", "status", "completed", "role",
-                                              role ? role : "user", "content", "type",
-                                              said ? "output_text" : "input_text", "text",
-                                              said_text, json_string_length(text)));
+        json_t *message = json_pack("{s:s,s:s,s:s,s:s,s:[{s:s,s:s%}]}", "id", id, "type", "message",
+                                    "status", "completed", "role", role ? role : "user", "content",
+                                    "type", said ? "output_text" : "input_text", "text", said_text,
+                                    json_string_length(text));
+        if (json_array_append_new(list, message))
+            return gw_no_memory(err);
     }
     json_array_clear(open);
     for (size_t i = 0; i < json_array_size(calls); i++) {
-        const json_t *call = json_array_get(calls, i), *fn = json_object_get(call, "function");
-        const char *name = json_string_value(json_object_get(fn, "name"));
-        const char *arguments = json_string_value(json_object_get(fn, "arguments"));
-        const char *call_id = json_string_value(json_object_get(call, "id"));
-        snprintf(id, sizeof id, "fc_%.24s_in%zu_%zu", digits, at, i);
-        json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:s,s:s,s:s}", "id", id, "type",
-                                              "function_call", "status", "completed", "call_id",
-                                              call_id ? call_id : "", "name", name ? name : "",
-                                              "arguments", arguments ? arguments : "{}"));
-        json_array_append_new(open, json_string(call_id ? call_id : ""));
+        snprintf(id, sizeof id, "%.24s_in%zu_%zu", digits, at, i);
+        GW_TRY(put_call(list, json_array_get(calls, i), tools, id, open, err));
     }
+    return BASE_OK;
 }
 
 static base_code list_items(fetch *f, base_err *err)
@@ -146,14 +176,20 @@ static base_code list_items(fetch *f, base_err *err)
     GW_TRY(gw_response_read(&row, f->app->ledger, f->tenant, f->response, f->arena, err));
     GW_TRY(
         gw_ledger_items(f->app->ledger, &items, &count, f->tenant, row.turn.text, f->arena, err));
+    json_t *echo = NULL;
+    GW_TRY(gw_body_parse(&echo, row.echo, strlen(row.echo), err));
     json_t *list = json_array(), *open = json_array();
+    const json_t *tools = json_object_get(echo, "tools");
     uint32_t last = count - (row.answer && count ? 1 : 0);
-    for (uint32_t i = gw_response_first_item(&row); i < last; i++) {
+    base_code code = list && open ? BASE_OK : gw_no_memory(err);
+    for (uint32_t i = gw_response_first_item(&row); i < last && !code; i++) {
         json_t *item = json_loads(items[i], JSON_ALLOW_NUL, NULL);
-        put_items(list, item, row.turn.text + strlen("turn_"), i, open);
+        code = put_items(list, item, tools, row.turn.text + strlen("turn_"), i, open, err);
         json_decref(item);
     }
-    base_code code = gw_page_put(&f->page, &f->out, list, err);
+    if (!code)
+        code = gw_page_put(&f->page, &f->out, list, err);
+    json_decref(echo);
     json_decref(list);
     json_decref(open);
     return code;

@@ -95,6 +95,17 @@ await check('responses: the item, its events and what is stored agree; the resul
   assert.deepEqual(again, events);
   const next = await client.responses.create(responses({ previous_response_id: done.id, input: [{ type: 'custom_tool_call_output', call_id: item.call_id, output: 'opened' }], tool_choice: 'none' }));
   assert.ok(next.usage.input_tokens_details.cached_tokens >= done.usage.total_tokens - 1);
+  // What a later response was given, whether the call came from the ledger or from the client.
+  const own = { ...item, call_id: `call_${word()}`, input: word() };
+  const brought = await client.responses.create(responses({ tool_choice: 'none', input: [{ role: 'user', content: word() }, own, { type: 'custom_tool_call_output', call_id: own.call_id, output: 'opened' }] }));
+  for (const [response, { call_id, name, input }] of [[next, item], [brought, own]]) {
+    const { data } = await client.responses.inputItems.list(response.id, { order: 'asc' });
+    assert.deepEqual(data.map((i) => i.type), ['message', 'custom_tool_call', 'custom_tool_call_output']);
+    assert.deepEqual([data[1].call_id, data[1].name, data[1].input, data[1].arguments], [call_id, name, input, undefined]);
+    assert.deepEqual([data[2].call_id, data[2].output], [call_id, 'opened']);
+    assert.match(data[1].id, /^ctc_/);
+    assert.equal(new Set(data.map((i) => i.id)).size, 3);
+  }
   const stateless = await client.responses.create(responses({ store: false, tool_choice: 'none',
     input: [{ role: 'user', content: done.input ?? 'x' }, item, { type: 'custom_tool_call_output', call_id: item.call_id, output: 'opened' }] }));
   assert.ok(stateless.output.length > 0);
