@@ -1013,3 +1013,39 @@ bool kv_index_check(const kv_index *index, base_err *err)
     free(refs);
     return ok;
 }
+
+/* ---- for an operator ---- */
+
+/* Adds the children of `parent` (KV_NODE_NONE: the roots'), as far as there is room; returns how
+ * many it has. */
+static uint32_t list_children(const kv_index *index, uint32_t first, uint64_t space, kv_edge *out,
+                              uint32_t *count, uint32_t max)
+{
+    uint32_t children = 0;
+    for (uint32_t at = first; at != KV_NODE_NONE; at = index->nodes[at].next, children++)
+        if (*count < max)
+            out[(*count)++] = (kv_edge){.id = at, .space = space};
+    return children;
+}
+
+uint32_t kv_index_list(const kv_index *index, kv_edge *out, uint32_t max, uint64_t now)
+{
+    uint32_t count = 0;
+    for (uint32_t at = index->roots; at != KV_NODE_NONE; at = index->nodes[at].next)
+        list_children(index, index->nodes[at].child, index->nodes[at].space, out, &count, max);
+    for (uint32_t i = 0; i < count; i++) {
+        kv_edge *edge = &out[i];
+        const kv_node *node = &index->nodes[edge->id];
+        const kv_node *parent = &index->nodes[node->parent];
+        uint32_t page = index->runs[node->run_first].spans[node->run_start].page;
+        edge->parent = parent->parent == KV_NODE_NONE ? UINT32_MAX : node->parent;
+        edge->start = node->from;
+        edge->tokens = node->length;
+        edge->pages = node->page_count;
+        edge->in_use = kv_pool_refs(index->pool, page) > index->page_refs[page];
+        edge->pinned = node->pin_tokens > 0 && node->pin_until > now;
+        edge->used = node->used;
+        edge->children = list_children(index, node->child, edge->space, out, &count, max);
+    }
+    return count;
+}

@@ -107,3 +107,16 @@ typedef struct kv_index_stats {
 } kv_index_stats;
 kv_index_stats kv_index_get_stats(const kv_index *index);
 bool kv_index_check(const kv_index *index, base_err *err);
+
+/* An edge, as an operator may see it. Ids are of this moment. */
+typedef struct kv_edge {
+    uint32_t id, parent; /* parent UINT32_MAX: it begins at the first token */
+    uint64_t space;
+    uint32_t start, tokens; /* before it; on it */
+    uint32_t pages, children;
+    bool in_use, pinned; /* a sequence holds its first page; a pin covers some of it at `now` */
+    uint64_t used;       /* when */
+} kv_edge;
+/* At most `max` edges, those nearest to the first token first; returns how many. Looks at each
+ * child of what it lists. */
+uint32_t kv_index_list(const kv_index *index, kv_edge *out, uint32_t max, uint64_t now);

@@ -260,6 +260,23 @@ uint32_t eng_peek_cached(eng_engine *engine, uint64_t space, const int32_t *toke
     return cached;
 }
 
+uint32_t eng_list_index(eng_engine *engine, eng_edge *out, uint32_t max)
+{
+    kv_edge *edges = calloc(max, sizeof *edges);
+    if (edges == NULL)
+        return 0;
+    pthread_mutex_lock(&engine->index_lock);
+    uint32_t count = kv_index_list(engine->index, edges, max, base_now_ns());
+    pthread_mutex_unlock(&engine->index_lock);
+    for (uint32_t i = 0; i < count; i++) {
+        const kv_edge *e = &edges[i];
+        out[i] = (eng_edge){e->id,    e->parent,   e->space,  e->start,  e->tokens,
+                            e->pages, e->children, e->in_use, e->pinned, e->used};
+    }
+    free(edges);
+    return count;
+}
+
 /* ---- orders ---- */
 
 /* Hands an order to the engine thread and waits for it. */

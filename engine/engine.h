@@ -395,6 +395,18 @@ void eng_cancel(eng_engine *engine, uint64_t id);
 uint32_t eng_peek_cached(eng_engine *engine, uint64_t space, const int32_t *tokens,
                          uint32_t token_count);
 
+/* An edge of the prefix tree in memory, see kv_edge. */
+typedef struct eng_edge {
+    uint32_t id, parent; /* parent UINT32_MAX: it begins at the first token */
+    uint64_t space;
+    uint32_t start, tokens, pages, children;
+    bool in_use, pinned;
+    uint64_t used_ns; /* base_now_ns clock */
+} eng_edge;
+/* At most `max` edges, those nearest to the first token first; returns how many. Thread: any; holds
+ * a lock that the engine takes at each step, for about a microsecond an edge. */
+uint32_t eng_list_index(eng_engine *engine, eng_edge *out, uint32_t max);
+
 /* The next three wait for a step's border. Thread: any but the engine's and those that must not
  * block; nothing happens once the engine is stopping. */
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine/base/num.h"
+#include "engine/base/utf8.h"
 
 void base_buf_init(base_buf *buf, size_t max)
 {
@@ -80,9 +81,9 @@ void base_buf_printf(base_buf *buf, const char *fmt, ...)
     va_end(again);
 }
 
-void base_buf_json_string(base_buf *buf, const char *text, size_t length)
+/* What stands between the quotes. */
+static void add_escaped(base_buf *buf, const char *text, size_t length)
 {
-    base_buf_add(buf, "\"", 1);
     size_t from = 0;
     for (size_t i = 0; i < length; i++) {
         unsigned char c = (unsigned char)text[i];
@@ -111,6 +112,29 @@ void base_buf_json_string(base_buf *buf, const char *text, size_t length)
         }
     }
     base_buf_add(buf, text + from, length - from);
+}
+
+void base_buf_json_string(base_buf *buf, const char *text, size_t length)
+{
+    base_buf_add(buf, "\"", 1);
+    add_escaped(buf, text, length);
+    base_buf_add(buf, "\"", 1);
+}
+
+void base_buf_json_text(base_buf *buf, const char *text, size_t length)
+{
+    size_t from = 0;
+    base_buf_add(buf, "\"", 1);
+    for (size_t i = 0; i < length;) {
+        size_t size = base_utf8_char(text + i, length - i, NULL);
+        if (!size) {
+            add_escaped(buf, text + from, i - from);
+            base_buf_add(buf, "\xEF\xBF\xBD", 3);
+            from = i + 1;
+        }
+        i += size ? size : 1;
+    }
+    add_escaped(buf, text + from, length - from);
     base_buf_add(buf, "\"", 1);
 }
 

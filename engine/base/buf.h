@@ -24,5 +24,7 @@ void base_buf_printf(base_buf *buf, const char *fmt, ...) __attribute__((format(
 /* Appends `text` as a JSON string with its quotes: ", \ and controls escaped, all else as it stands
  * (UTF-8 is kept). */
 void base_buf_json_string(base_buf *buf, const char *text, size_t length);
+/* The same of bytes that may be anything: what is no UTF-8 becomes U+FFFD. */
+void base_buf_json_text(base_buf *buf, const char *text, size_t length);
 /* Drops the first `count` bytes. */
 void base_buf_drop(base_buf *buf, size_t count);

@@ -922,3 +922,35 @@ Test(kv_index, who_said_that_it_is_over_goes_first_and_takes_no_one_along)
     free(other), free(open_one), free(over);
     end();
 }
+
+Test(kv_index, edges_are_listed_from_the_first_token_on)
+{
+    make(16, 64);
+    kv_edge edges[8];
+    cr_expect_eq(kv_index_list(tree, edges, 8, 0), 0);
+    seq *a = seq_make();
+    for (int32_t i = 0; i < 200; i++)
+        seq_add(a, i);
+    seq_insert(a, 1);
+    seq *b = seq_make();
+    seq_reuse(b, a->tokens, 100, 2);
+    for (int32_t i = 0; i < 30; i++)
+        seq_add(b, 1000 + i);
+    seq_insert(b, 3);
+    cr_assert_eq(kv_index_list(tree, edges, 8, 4), 3);
+    cr_expect(edges[0].start == 0 && edges[0].tokens == 100 && edges[0].children == 2);
+    cr_expect(edges[0].parent == UINT32_MAX && edges[0].in_use && edges[0].space == SPACE);
+    uint32_t tails = edges[1].tokens + edges[2].tokens;
+    cr_expect(edges[1].start == 100 && edges[2].parent == edges[0].id && tails == 130);
+    cr_expect_eq(kv_index_list(tree, edges, 2, 4), 2, "bounded");
+    kv_index_pin(tree, SPACE, a->tokens, 200, 100);
+    kv_index_list(tree, edges, 8, 99);
+    cr_expect(edges[0].pinned);
+    kv_index_list(tree, edges, 8, 100);
+    cr_expect_not(edges[0].pinned);
+    seq_end(a);
+    seq_end(b);
+    kv_index_list(tree, edges, 8, 100);
+    cr_expect_not(edges[0].in_use);
+    end();
+}
