@@ -9,6 +9,7 @@
 
 #include "engine/base/buf.h"
 #include "engine/base/log.h"
+#include "gateway/admin_call.h"
 #include "gateway/api_error.h"
 #include "gateway/ledger.h"
 #include "gateway/metrics.h"
@@ -34,7 +35,7 @@ void gw_admin_metrics(gw_app *app, gw_exchange *exchange)
     static const gw_header type[] = {{"content-type", "text/plain; version=0.0.4; charset=utf-8"}};
     gw_identity identity;
     if (gw_exchange_listener(exchange) == GW_LISTENER_ADMIN && !is_local(exchange) &&
-        !gw_tenants_admit(app->tenants, &identity, exchange, GW_SCOPE_ADMIN))
+        !gw_admin_admit(app, exchange, &identity))
         return;
     base_buf out;
     base_buf_init(&out, METRICS_BYTES_MAX);
@@ -110,7 +111,7 @@ static void add_row(base_buf *out, const gw_key_info *info)
 void gw_admin_keys_list(gw_app *app, gw_exchange *exchange)
 {
     gw_identity identity;
-    if (!gw_tenants_admit(app->tenants, &identity, exchange, GW_SCOPE_ADMIN))
+    if (!gw_admin_admit(app, exchange, &identity))
         return;
     base_buf out;
     base_buf_init(&out, 0);
@@ -236,7 +237,7 @@ void gw_admin_keys_make(gw_app *app, gw_exchange *exchange)
     gw_identity identity;
     base_err err = BASE_ERR_INIT;
     size_t length;
-    if (!gw_tenants_admit(app->tenants, &identity, exchange, GW_SCOPE_ADMIN))
+    if (!gw_admin_admit(app, exchange, &identity))
         return;
     const char *text = gw_exchange_body(exchange, &length);
     if (length > BODY_BYTES_MAX) {
@@ -270,7 +271,7 @@ void gw_admin_keys_make(gw_app *app, gw_exchange *exchange)
 void gw_admin_keys_revoke(gw_app *app, gw_exchange *exchange)
 {
     gw_identity identity;
-    if (!gw_tenants_admit(app->tenants, &identity, exchange, GW_SCOPE_ADMIN))
+    if (!gw_admin_admit(app, exchange, &identity))
         return;
     const char *text = gw_exchange_path(exchange) + strlen("/admin/v1/keys/");
     char *end;

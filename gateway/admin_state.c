@@ -9,16 +9,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/base/buf.h"
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "gateway/account.h"
+#include "gateway/admin_call.h"
+#include "gateway/admin_usage.h"
 #include "gateway/api_error.h"
 #include "gateway/api_models.h"
 #include "gateway/conf.h"
+#include "gateway/events.h"
 #include "gateway/ledger.h"
+#include "gateway/live.h"
 #include "gateway/metrics.h"
+#include "gateway/process.h"
 #include "gateway/tenant.h"
 
 #define BODY_BYTES_MAX 4096 /* parsed on the loop */
@@ -26,7 +32,7 @@
 static bool admit(gw_app *app, gw_exchange *exchange)
 {
     gw_identity identity;
-    return gw_tenants_admit(app->tenants, &identity, exchange, GW_SCOPE_ADMIN);
+    return gw_admin_admit(app, exchange, &identity);
 }
 
 /* Takes `body`; NULL: there was no memory for it. */
@@ -42,6 +48,16 @@ static void answer(gw_exchange *exchange, json_t *body)
                          "no memory for the answer");
     free(text);
     json_decref(body);
+}
+
+/* An event about one thing: {"name":value}. */
+static void post(gw_app *app, const char *event, const char *name, const char *value)
+{
+    base_buf data;
+    base_buf_init(&data, 0);
+    base_buf_printf(&data, "{\"%s\":%s}", name, value);
+    gw_events_post(app->events, event, &data);
+    base_buf_deinit(&data);
 }
 
 static json_int_t n(uint64_t value)
@@ -105,6 +121,73 @@ static json_t *disk_json(const eng_stats *s)
                      n(s->disk_corrupt), "errors", n(s->disk_errors));
 }
 
+/* Memory's tier by what the prefix tree holds. */
+static json_t *tiers_json(const gw_app *app, const eng_stats *s, const eng_info *info)
+{
+    json_t *list = json_array();
+    json_array_append_new(list, json_pack("{ss sI sI}", "name", "memory", "bytes",
+                                          n(s->index_pages * info->page_bytes), "bytes_max",
+                                          n(s->pages_total * info->page_bytes)));
+    if (s->disk_open)
+        json_array_append_new(list,
+                              json_pack("{ss sI sI}", "name", "disk", "bytes", n(s->disk_bytes),
+                                        "bytes_max", n(app->conf->cache_disk_bytes)));
+    return list;
+}
+
+static json_t *quantiles_json(const gw_window_view *view, gw_window_time time)
+{
+    uint64_t count = view->times[time].count;
+    if (!count)
+        return json_pack("{sI sn sn}", "count", n(0), "p50", "p99");
+    return json_pack("{sI sf sf}", "count", n(count), "p50", view->times[time].p50 * 1e3, "p99",
+                     view->times[time].p99 * 1e3);
+}
+
+static json_t *window_json(gw_app *app)
+{
+    gw_window_view v = gw_window_look(gw_metrics_window(app->metrics), base_now_ns());
+    const uint64_t *c = v.counts;
+    json_t *out =
+        json_pack("{sI sI sI sI sI sf so so}", "seconds", n((uint64_t)(v.seconds + 0.5)),
+                  "requests", n(c[GW_WINDOW_REQUESTS]), "output_tokens",
+                  n(c[GW_WINDOW_OUTPUT_TOKENS]), "prompt_tokens", n(c[GW_WINDOW_PROMPT_TOKENS]),
+                  "cached_tokens", n(c[GW_WINDOW_CACHED_TOKENS]), "output_tokens_per_second",
+                  v.seconds > 0 ? (double)c[GW_WINDOW_OUTPUT_TOKENS] / v.seconds : 0.0, "ttft_ms",
+                  quantiles_json(&v, GW_WINDOW_TTFT), "itl_ms", quantiles_json(&v, GW_WINDOW_ITL));
+    json_object_set_new(out, "accepted_length",
+                        c[GW_WINDOW_PASSES] ? json_real((double)c[GW_WINDOW_OUTPUT_TOKENS] /
+                                                        (double)c[GW_WINDOW_PASSES])
+                                            : json_null());
+    return out;
+}
+
+static json_t *phases_json(const gw_app *app)
+{
+    uint32_t counts[GW_PHASE_COUNT];
+    json_t *out = json_object();
+    gw_live_phases(app->live, counts);
+    for (gw_phase phase = 0; phase < GW_PHASE_DONE; phase++)
+        json_object_set_new(out, gw_phase_name(phase), json_integer(n(counts[phase])));
+    return out;
+}
+
+static json_t *process_json(void)
+{
+    gw_process p = gw_process_look();
+    return json_pack("{sf sI sI sI sI sI}", "cpu_seconds", p.cpu_seconds, "memory_bytes",
+                     n(p.memory_bytes), "memory_peak_bytes", n(p.memory_peak_bytes), "threads",
+                     n(p.threads), "cores", n(p.cores), "pid", (json_int_t)getpid());
+}
+
+/* An estimate: cached tokens times what an uncached one took on average. */
+static double saved_seconds(const gw_usage_totals *t)
+{
+    uint64_t uncached = t->prompt_tokens - t->cached_tokens;
+    return uncached ? (double)t->cached_tokens * (double)t->prefill_ns * 1e-9 / (double)uncached
+                    : 0;
+}
+
 void gw_admin_overview(gw_app *app, gw_exchange *exchange)
 {
     if (!admit(app, exchange))
@@ -113,22 +196,34 @@ void gw_admin_overview(gw_app *app, gw_exchange *exchange)
     const eng_info *info = eng_get_info(app->engine);
     gw_ledger_stats l = gw_ledger_get_stats(app->ledger);
     gw_server_stats s = gw_server_get_stats(app->server);
+    gw_events_stats events = gw_events_get_stats(app->events);
     gw_usage_totals totals = gw_account_total(gw_tenants_account(app->tenants));
     const char *status = atomic_load(&app->draining) || atomic_load(&app->paused) ? "draining"
                          : gw_api_stalled(app)                                    ? "stalled"
                                                                                   : "ready";
-    answer(exchange,
-           json_pack("{ss ss ss sI sI ss ss s{si si si} s{si si sI} s{sI sI sI si sI} so so so}",
-                     "object", "overview", "version", WHIMBREL_VERSION, "status", status,
-                     "started_at", (json_int_t)(app->started_ms / 1000), "uptime_seconds",
-                     (json_int_t)((base_wall_ms() - app->started_ms) / 1000), "model", info->name,
-                     "backend", info->backend, "engine", "queued", (int)e.queued, "running",
-                     (int)e.running, "prefilling", (int)e.prefilling, "server", "open_connections",
-                     (int)s.open_connections, "open_exchanges", (int)s.open_exchanges,
-                     "connections", n(s.connections), "ledger", "bytes", n(l.database_bytes),
-                     "log_bytes", n(l.wal_bytes), "commits", n(l.commits), "queued", (int)l.queued,
-                     "sessions", n(l.native_sessions), "memory", memory_json(&e, info), "disk",
-                     disk_json(&e), "totals", totals_json(&totals)));
+    int64_t now_ms = base_wall_ms();
+    json_t *out = json_pack(
+        "{ss ss ss sI sI sI ss ss s{si si si} s{si si sI} s{sI sI sI si sI}}", "object", "overview",
+        "version", WHIMBREL_VERSION, "status", status, "started_at",
+        (json_int_t)(app->started_ms / 1000), "uptime_seconds",
+        (json_int_t)((now_ms - app->started_ms) / 1000), "now_ms", (json_int_t)now_ms, "model",
+        info->name, "backend", info->backend, "engine", "queued", (int)e.queued, "running",
+        (int)e.running, "prefilling", (int)e.prefilling, "server", "open_connections",
+        (int)s.open_connections, "open_exchanges", (int)s.open_exchanges, "connections",
+        n(s.connections), "ledger", "bytes", n(l.database_bytes), "log_bytes", n(l.wal_bytes),
+        "commits", n(l.commits), "queued", (int)l.queued, "sessions", n(l.native_sessions));
+    json_object_set_new(out, "process", process_json());
+    json_object_set_new(out, "phases", phases_json(app));
+    json_object_set_new(out, "window", window_json(app));
+    json_object_set_new(out, "tiers", tiers_json(app, &e, info));
+    json_object_set_new(out, "memory", memory_json(&e, info));
+    json_object_set_new(out, "disk", disk_json(&e));
+    json_object_set_new(out, "totals", totals_json(&totals));
+    json_object_set_new(out, "saved_seconds", json_real(saved_seconds(&totals)));
+    json_object_set_new(
+        out, "events",
+        json_pack("{si sI}", "listeners", (int)events.listeners, "lost", n(events.lost)));
+    answer(exchange, out);
 }
 
 void gw_admin_model(gw_app *app, gw_exchange *exchange)
@@ -160,6 +255,8 @@ void gw_admin_cache(gw_app *app, gw_exchange *exchange)
     if (!admit(app, exchange))
         return;
     eng_stats s = eng_get_stats(app->engine);
+    const eng_info *info = eng_get_info(app->engine);
+    gw_usage_totals totals = gw_account_total(gw_tenants_account(app->tenants));
     json_t *reasons = json_object();
     for (gw_miss miss = GW_MISS_NONE; miss < GW_MISS_COUNT; miss++) {
         uint64_t turns, lost;
@@ -168,12 +265,12 @@ void gw_admin_cache(gw_app *app, gw_exchange *exchange)
         json_object_set_new(reasons, name ? name : "none",
                             json_pack("{sI sI}", "turns", n(turns), "lost_tokens", n(lost)));
     }
-    answer(exchange,
-           json_pack("{ss ss sI sI sI so so so}", "object", "cache", "policy",
-                     app->conf->cache_policy, "prompt_tokens", n(s.prompt_tokens), "cached_tokens",
-                     n(s.cached_tokens), "restored_tokens", n(s.restored_tokens), "memory",
-                     memory_json(&s, eng_get_info(app->engine)), "disk", disk_json(&s), "reasons",
-                     reasons));
+    answer(exchange, json_pack("{ss ss sI sI sI sf so so so so}", "object", "cache", "policy",
+                               app->conf->cache_policy, "prompt_tokens", n(totals.prompt_tokens),
+                               "cached_tokens", n(totals.cached_tokens), "restored_tokens",
+                               n(totals.restored_tokens), "saved_seconds", saved_seconds(&totals),
+                               "tiers", tiers_json(app, &s, info), "memory", memory_json(&s, info),
+                               "disk", disk_json(&s), "reasons", reasons));
 }
 
 /* ---- usage ---- */
@@ -182,6 +279,7 @@ static void add_json(void *ctx, const char *name, const gw_usage_totals *totals)
 {
     json_t *row = totals_json(totals);
     json_object_set_new(row, "tenant", json_string(name));
+    json_object_set_new(row, "saved_seconds", json_real(saved_seconds(totals)));
     json_array_append_new(ctx, row);
 }
 
@@ -219,6 +317,10 @@ static void answer_csv(gw_app *app, gw_exchange *exchange)
 void gw_admin_usage(gw_app *app, gw_exchange *exchange)
 {
     const char *query = gw_exchange_query(exchange);
+    if (strncmp(query, "by=", 3) == 0 || strstr(query, "&by=")) {
+        gw_admin_usage_report(app, exchange);
+        return;
+    }
     if (!admit(app, exchange))
         return;
     if (strcmp(query, "format=csv") == 0) {
@@ -283,6 +385,9 @@ void gw_admin_config_set(gw_app *app, gw_exchange *exchange)
     }
     base_log(BASE_LOG_INFO, "config_changed log.level=%s", base_log_level_name(level));
     base_log_set_level(level);
+    char quoted[32];
+    snprintf(quoted, sizeof quoted, "\"%s\"", base_log_level_name(level));
+    post(app, "config.changed", "log.level", quoted);
     gw_admin_config_get(app, exchange);
 }
 
@@ -292,8 +397,10 @@ static void set_paused(gw_app *app, gw_exchange *exchange, int paused)
 {
     if (!admit(app, exchange))
         return;
-    if (atomic_exchange(&app->paused, paused) != paused)
+    if (atomic_exchange(&app->paused, paused) != paused) {
         base_log(BASE_LOG_INFO, paused ? "draining by=admin" : "resumed by=admin");
+        post(app, "drain.changed", "draining", paused ? "true" : "false");
+    }
     eng_stats s = eng_get_stats(app->engine);
     answer(exchange, json_pack("{ss sb si si}", "object", "drain", "draining",
                                atomic_load(&app->paused) || atomic_load(&app->draining), "running",

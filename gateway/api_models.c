@@ -12,11 +12,9 @@
 #include "gateway/conf.h"
 #include "gateway/tenant.h"
 
-/* Longer than any step: a chunk of prefill takes tenths of a second. */
-#define STALLED_S 15
 #define NAME_BYTES_MAX 512
 
-static const gw_header json_type[] = {{"content-type", "application/json"}};
+static const gw_header as_json[] = {{"content-type", "application/json"}};
 
 static void respond(gw_exchange *exchange, int status, base_buf *body)
 {
@@ -24,7 +22,7 @@ static void respond(gw_exchange *exchange, int status, base_buf *body)
         gw_error_respond(exchange, 500, "server_error", "internal_error", NULL,
                          "no memory for the answer");
     else
-        gw_respond(exchange, status, json_type, 1, body->data, body->length);
+        gw_respond(exchange, status, as_json, 1, body->data, body->length);
     base_buf_deinit(body);
 }
 
@@ -119,7 +117,7 @@ void gw_api_models_get(gw_app *app, gw_exchange *exchange)
 
 static void respond_text(gw_exchange *exchange, int status, const char *text)
 {
-    gw_respond(exchange, status, json_type, 1, text, strlen(text));
+    gw_respond(exchange, status, as_json, 1, text, strlen(text));
 }
 
 void gw_api_health(gw_app *app, gw_exchange *exchange)
@@ -132,16 +130,19 @@ void gw_api_health(gw_app *app, gw_exchange *exchange)
 bool gw_api_stalled(const gw_app *app)
 {
     static _Atomic uint64_t steps_seen, seen_ns;
+    static atomic_bool busy_seen;
     eng_stats stats = eng_get_stats(app->engine);
     uint64_t now = base_now_ns();
-    if (stats.queued + stats.running + stats.prefilling == 0 ||
-        stats.steps != atomic_load(&steps_seen)) {
+    bool busy = stats.queued + stats.running + stats.prefilling > 0;
+    /* Work that came after a quiet time has not waited since then. */
+    bool was_busy = atomic_exchange(&busy_seen, busy);
+    if (!busy || !was_busy || stats.steps != atomic_load(&steps_seen)) {
         atomic_store(&steps_seen, stats.steps);
         atomic_store(&seen_ns, now);
         return false;
     }
     uint64_t since = atomic_load(&seen_ns);
-    return now > since && now - since > STALLED_S * UINT64_C(1000000000);
+    return now > since && now - since > (uint64_t)app->conf->health_stalled_ms * 1000000;
 }
 
 void gw_api_ready(gw_app *app, gw_exchange *exchange)

@@ -10,7 +10,7 @@ void gw_api_models_get(gw_app *app, gw_exchange *exchange);
 
 /* 200 as long as the process answers. */
 void gw_api_health(gw_app *app, gw_exchange *exchange);
-/* Whether the engine has work but made no step for 15 seconds. */
+/* Whether the engine has work but made no step for health.stalled_ms. */
 bool gw_api_stalled(const gw_app *app);
 /* 200, or 503 while draining or stalled. */
 void gw_api_ready(gw_app *app, gw_exchange *exchange);

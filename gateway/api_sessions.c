@@ -9,9 +9,11 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/num.h"
+#include "gateway/admin_sessions.h"
 #include "gateway/api_chat.h"
 #include "gateway/append.h"
 #include "gateway/conf.h"
+#include "gateway/ledger_admin.h"
 #include "gateway/ledger_session.h"
 #include "gateway/pin.h"
 #include "gateway/session_export.h"
@@ -36,6 +38,7 @@ typedef struct call {
     size_t body_length;
     bool is_json; /* the body's media type */
     bool appended;
+    bool operates; /* an operator's call: the session of any tenant */
     json_t *json;
     base_arena *arena;
     base_buf out;
@@ -129,6 +132,8 @@ static base_code locked(call *c, base_err *err)
 
 static base_code respond_session(call *c, const char *id, base_err *err)
 {
+    if (c->operates)
+        return gw_admin_put_session(c->app, &c->out, id, c->arena, err);
     gw_session_row session;
     GW_TRY(gw_session_read(c->app->ledger, &session, c->identity.tenant, id, c->arena, err));
     put_session(&c->out, &session);
@@ -511,8 +516,28 @@ static base_code get(call *c, base_err *err)
     return BASE_OK;
 }
 
+/* Whose session it is: the call goes on as that tenant's. */
+static base_code become_owner(call *c, base_err *err)
+{
+    gw_session_view session;
+    base_err why = BASE_ERR_INIT;
+    base_code code =
+        gw_admin_session_read(c->app->ledger, &session, c->session.text, c->arena, &why);
+    if (code == BASE_NOT_FOUND ||
+        (!code && !gw_tenants_identity(c->app->tenants, &c->identity, session.tenant)))
+        return no_session(c, err);
+    if (code)
+        return base_fail(err, code, "%s", why.text);
+    if (session.kind == 1)
+        return BASE_OK;
+    c->row = (gw_error_row){409, "conflict_error", "not_native", 0, 0};
+    return base_fail(err, BASE_CONFLICT, "only native sessions can be changed and exported");
+}
+
 static base_code work(call *c, base_err *err)
 {
+    if (c->operates)
+        GW_TRY(become_owner(c, err));
     if (c->verb == FORK || c->verb == PIN)
         GW_TRY(parse_body(c, err));
     switch (c->verb) {
@@ -579,7 +604,9 @@ static void gone(void *ctx)
 static void begin(gw_app *app, gw_exchange *exchange, verb what, const gw_id *session)
 {
     gw_identity identity;
-    if (!gw_tenants_admit(app->tenants, &identity, exchange, GW_SCOPE_INFER))
+    bool operates = gw_exchange_listener(exchange) == GW_LISTENER_ADMIN;
+    if (operates ? !gw_admin_admit(app, exchange, &identity)
+                 : !gw_tenants_admit(app->tenants, &identity, exchange, GW_SCOPE_INFER))
         return;
     size_t length;
     const char *body = gw_exchange_body(exchange, &length);
@@ -611,6 +638,7 @@ static void begin(gw_app *app, gw_exchange *exchange, verb what, const gw_id *se
     c->exchange = exchange;
     c->loop = gw_exchange_loop(exchange);
     c->identity = identity;
+    c->operates = operates;
     c->verb = what;
     const char *type = gw_exchange_header(exchange, "content-type");
     c->is_json = type && strncasecmp(type, "application/json", 16) == 0;
@@ -633,13 +661,14 @@ void gw_api_sessions_list(gw_app *app, gw_exchange *exchange)
     begin(app, exchange, LIST, NULL);
 }
 
-/* Of a path "/v1/sessions/ID/WORD". */
+/* Of a path "/v1/sessions/ID/WORD", on the admin listener below "/admin". */
 static void begin_below(gw_app *app, gw_exchange *exchange, verb what, const char *word)
 {
     gw_id id;
     const char *have;
-    if (gw_session_of_path(&id, &have, gw_exchange_path(exchange)) &&
-        strncmp(have, word, strlen(word)) == 0 &&
+    const char *path = gw_exchange_path(exchange);
+    path += strncmp(path, "/admin/", 7) == 0 ? strlen("/admin") : 0;
+    if (gw_session_of_path(&id, &have, path) && strncmp(have, word, strlen(word)) == 0 &&
         strspn(have + strlen(word), "/") == strlen(have + strlen(word)))
         begin(app, exchange, what, &id);
     else

@@ -15,6 +15,9 @@ typedef struct gw_locks gw_locks;
 typedef struct gw_tapes gw_tapes;
 typedef struct gw_appends gw_appends;
 typedef struct gw_pins gw_pins;
+typedef struct gw_live gw_live;
+typedef struct gw_events gw_events;
+typedef struct gw_cookies gw_cookies;
 
 typedef struct gw_app {
     const struct gw_conf *conf;
@@ -29,8 +32,11 @@ typedef struct gw_app {
     gw_tapes *tapes; /* streams that others may read, answers kept for retries */
     gw_appends *appends;
     gw_pins *pins;
+    gw_events *events; /* for the operator, as the next two */
+    gw_live *live;
+    gw_cookies *cookies;
     gw_server *server;
-    int64_t started_ms; /* Unix time */
+    int64_t started_ms;   /* Unix time */
     _Atomic int draining; /* the server stops */
     _Atomic int paused;   /* by the operator: no new work for now */
 } gw_app;

@@ -131,8 +131,13 @@ static const row rows[] = {
 
     {"admin.listen", TEXT, AT(admin_listen), "127.0.0.1:8081",
      .help = "ADDR:PORT of the admin listener; empty: none"},
+    /* Longer than any step: a chunk of prefill takes tenths of a second. */
+    {"health.stalled_ms", U32, AT(health_stalled_ms), "15000", 100, DAY_MS,
+     .help = "/health/ready is 503 once the engine has work and makes no step for so long"},
     {"metrics.public", BOOL, AT(metrics_public), "false",
      .help = "/metrics on the public ports too"},
+    {"metrics.vllm_names", BOOL, AT(metrics_vllm_names), "false",
+     .help = "the same numbers under vLLM's well-known names as well"},
 
     {"cache.disk", BOOL, AT(cache_disk), "true", .help = "pages outlive the process, in DATA/kv"},
     {"cache.disk_bytes", U64, AT(cache_disk_bytes), "4294967296", 16 * M, 1024 * 1024 * G,

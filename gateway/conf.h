@@ -62,7 +62,9 @@ typedef struct gw_conf {
     uint32_t limits_request_timeout_ms; /* 0: none */
 
     char *admin_listen; /* "": no admin listener */
+    uint32_t health_stalled_ms;
     bool metrics_public;
+    bool metrics_vllm_names;
 
     bool cache_disk;
     uint64_t cache_disk_bytes;

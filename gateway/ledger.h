@@ -201,6 +201,14 @@ typedef struct gw_cache_note {
 
 /* One turn, by the poster's memory, which stays untouched until `done`. Strings may be NULL where
  * they have no value. */
+/* A turn that is not a request of its own: */
+typedef enum gw_extra {
+    GW_EXTRA_NONE,
+    GW_EXTRA_CHOICE,   /* another answer to one, with a prompt of its own */
+    GW_EXTRA_SHARED,   /* the same with the prompt of the turn before: it is counted there */
+    GW_EXTRA_IMPORTED, /* it ran elsewhere: not counted */
+} gw_extra;
+
 typedef struct gw_commit {
     struct gw_commit *next;
     void (*done)(struct gw_commit *commit); /* on the writer thread, exactly once; stored, found and
@@ -209,6 +217,7 @@ typedef struct gw_commit {
     base_err err;
 
     gw_retention retention;
+    gw_extra extra;
     const char *turn, *session; /* public ids, minted by the poster */
     const char *label;          /* session name from the client: a label only */
     const char *request, *response, *dialect, *model, *fingerprint, *numerics;
@@ -313,6 +322,8 @@ typedef struct gw_tenant_row {
     int64_t id;
     uint64_t salt;            /* its own, or its group's */
     const char *name, *group; /* borrowed for the call; NULL: in none */
+    const char *limits;       /* JSON, borrowed; NULL: none */
+    int64_t created_ms;
 } gw_tenant_row;
 typedef struct gw_key_row {
     int64_t id, tenant, created_ms;
@@ -332,6 +343,11 @@ base_code gw_ledger_tenant_put(gw_ledger *ledger, int64_t *id, uint64_t *salt, c
  * one. */
 base_code gw_ledger_tenant_share(gw_ledger *ledger, int64_t tenant, const char *group,
                                  uint64_t *salt, base_err *err);
+/* BASE_NOT_FOUND if there is no such tenant. */
+base_code gw_ledger_tenant_limit(gw_ledger *ledger, int64_t tenant, const char *limits,
+                                 base_err *err);
+/* Bytes that the ledger keeps of a tenant. Reads. */
+base_code gw_ledger_tenant_bytes(gw_ledger *ledger, uint64_t *out, int64_t tenant, base_err *err);
 base_code gw_ledger_key_put(gw_ledger *ledger, int64_t *id, int64_t tenant, const uint8_t hash[32],
                             uint32_t scopes, int32_t restore, const char *label, base_err *err);
 base_code gw_ledger_key_revoke(gw_ledger *ledger, int64_t id, base_err *err);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine/base/num.h"
+#include "gateway/ledger_admin.h"
 
 #define USAGE_TTL_MS_MIN 3600000 /* counts of turns that keep nothing else */
 #define LOCKED_MS 50             /* wait for a lock that was not free for busy_ms */
@@ -287,6 +288,7 @@ typedef struct turn_links {
 static bool add_turn(gw_ledger *ledger, gw_db *c, const gw_work *w, gw_retention retention,
                      const turn_links *links)
 {
+    char tool[GW_USAGE_TOOL_MAX + 1];
     const gw_commit *commit = w->commit;
     const eng_usage *usage = &commit->usage;
     bool content = retention != GW_RETAIN_USAGE;
@@ -364,11 +366,14 @@ static bool add_turn(gw_ledger *ledger, gw_db *c, const gw_work *w, gw_retention
             sqlite3_bind_int64(s, 45, commit->cache.diff_item);
             sqlite3_bind_int64(s, 46, commit->cache.diff_token);
         }
+        gw_usage_tool(tool, commit);
+        gw_bind_text(s, 47, tool[0] ? tool : NULL);
+        gw_bind_id(s, 48, commit->extra);
         ok = gw_db_execute(s);
     }
     base_buf_deinit(&prompt);
     base_buf_deinit(&steps);
-    return ok;
+    return ok && gw_usage_commit(c, commit);
 }
 
 static bool store(gw_ledger *ledger, gw_db *c, gw_work *w)

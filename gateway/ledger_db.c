@@ -60,10 +60,10 @@ static const char *const sql_text[GW_SQL_COUNT] = {
         "lead, steps, seed, prompt_tokens, cached_tokens, restored_tokens, output_tokens, "
         "reasoning_tokens, drafted, accepted, "
         "engine_steps, queue_us, prefill_us, ttft_us, decode_us, created_ms, ended_ms, expires_ms, "
-        "echo, sum, space, lost, diff_item, diff_token) "
+        "echo, sum, space, lost, diff_item, diff_token, tool, extra) "
         "VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19,?20,?21,?22,?23,"
         "?24,?25,?26,?27,?28,?29,?30,?31,?32,?33,?34,?35,?36,?37,?38,?39,?40,?41,?42,?43,?44,?45,"
-        "?46)",
+        "?46,?47,?48)",
     [GW_SQL_SLOT] =
         "SELECT " GW_RUN_COLUMNS
         " FROM runs r WHERE r.slot_key=?1 AND r.slot=?2 AND r.tenant=?3 ORDER BY r.id LIMIT ?4",
@@ -106,7 +106,8 @@ static const char *const sql_text[GW_SQL_COUNT] = {
         "public_key=?1 AND public=?2 AND tenant=?3 AND dialect=?4 AND echo IS NOT "
         "NULL RETURNING id",
     /* The salt is the group's where tenants share pages. */
-    [GW_SQL_TENANTS] = "SELECT t.id, t.name, ifnull(g.salt, t.salt), g.name FROM tenants t LEFT "
+    [GW_SQL_TENANTS] = "SELECT t.id, t.name, ifnull(g.salt, t.salt), g.name, t.limits, "
+                       "t.created_ms FROM tenants t LEFT "
                        "JOIN groups g ON g.id=t.sharing ORDER BY t.id",
     [GW_SQL_TENANT_FIND] = "SELECT t.id, ifnull(g.salt, t.salt) FROM tenants t LEFT JOIN groups g "
                            "ON g.id=t.sharing WHERE t.name=?1",
@@ -190,6 +191,24 @@ static const char *const sql_text[GW_SQL_COUNT] = {
         "SELECT n.id, n.parent FROM up JOIN nodes n ON n.id=up.parent LIMIT 200000) "
         "SELECT n.digest, i.data FROM up JOIN nodes n ON n.id=up.id JOIN items i ON i.id=n.item "
         "WHERE up.parent IS NULL",
+    [GW_SQL_USAGE_PLACE] =
+        "SELECT EXISTS(SELECT 1 FROM usage WHERE day=?1 AND tenant=?2 AND tool=?3) OR (SELECT "
+        "count(*) FROM usage WHERE day=?1 AND tenant=?2)<?4",
+    [GW_SQL_USAGE_ADD] =
+        "INSERT INTO usage(day, tenant, tool, turns, cancelled, failed, prompt_tokens, "
+        "cached_tokens, restored_tokens, output_tokens, reasoning_tokens, drafted, accepted, lost, "
+        "queue_us, prefill_us, decode_us) "
+        "VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17) ON CONFLICT(day, "
+        "tenant, tool) DO UPDATE SET turns=turns+excluded.turns, "
+        "cancelled=cancelled+excluded.cancelled, failed=failed+excluded.failed, "
+        "prompt_tokens=prompt_tokens+excluded.prompt_tokens, "
+        "cached_tokens=cached_tokens+excluded.cached_tokens, "
+        "restored_tokens=restored_tokens+excluded.restored_tokens, "
+        "output_tokens=output_tokens+excluded.output_tokens, "
+        "reasoning_tokens=reasoning_tokens+excluded.reasoning_tokens, "
+        "drafted=drafted+excluded.drafted, accepted=accepted+excluded.accepted, "
+        "lost=lost+excluded.lost, queue_us=queue_us+excluded.queue_us, "
+        "prefill_us=prefill_us+excluded.prefill_us, decode_us=decode_us+excluded.decode_us",
     [GW_SQL_SESSION_SWEEP] = "DELETE FROM sessions WHERE kind=0 AND used_ms<?1 AND NOT EXISTS "
                              "(SELECT 1 FROM turns WHERE session=sessions.id)",
     [GW_SQL_SESSION_RELEASE] = "DELETE FROM sessions WHERE id=?1 AND kind=0 AND NOT EXISTS "

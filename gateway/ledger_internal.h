@@ -222,6 +222,9 @@ typedef enum gw_sql {
     GW_SQL_NATIVE_OWN,
     GW_SQL_NATIVE_LET_GO,
     GW_SQL_NODE_ROOT,
+    /* ledger_usage.c */
+    GW_SQL_USAGE_PLACE,
+    GW_SQL_USAGE_ADD,
     GW_SQL_COUNT,
 } gw_sql;
 
@@ -382,6 +385,17 @@ bool gw_conversation_commit(gw_db *c, const gw_commit *commit);
 /* Counts conversations, at open. */
 base_code gw_conversation_count(gw_ledger *ledger, base_err *err);
 
+/* ---- ledger_usage.c ---- */
+
+struct gw_sums;
+/* The tool whose result the turn was given, cut to GW_USAGE_TOOL_MAX; "" for none. */
+void gw_usage_tool(char *out, const gw_commit *commit);
+/* On the writer, in the turn's transaction. False on an error, as the next two. */
+bool gw_usage_commit(gw_db *c, const gw_commit *commit);
+bool gw_usage_sweep(gw_db *c, int64_t now_ms); /* days that are past keeping */
+/* Of its own turns that are kept. */
+bool gw_usage_of_session(gw_db *c, struct gw_sums *out, int64_t session);
+
 /* ---- ledger_session.c ---- */
 
 /* At open, before the writer runs: deletes what imports left that a crash cut, and counts native
@@ -401,7 +415,7 @@ bool gw_db_check(gw_db *c, const gw_check *check);
 /* ---- ledger_schema.c ---- */
 
 #define GW_SCHEMA_APPLICATION 0x5748494d /* "WHIM" */
-#define GW_SCHEMA_VERSION 10
+#define GW_SCHEMA_VERSION 11
 /* What rows of schema 8 count for their tenants; its triggers and ledger_check.c say the same, so
  * they never change. `row`: "", "OLD." or "NEW.". */
 #define GW_BYTES_STREAM(row)                                                                       \

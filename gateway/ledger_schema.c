@@ -220,6 +220,21 @@ static const char *const migrations[] = {
     /* 10: lists of stored chat completions. */
     "CREATE INDEX turns_completions ON turns(tenant, created_ms) WHERE dialect='chat' AND echo IS "
     "NOT NULL AND response_key IS NOT NULL;",
+    /* 11: what was used, by UTC day, tenant and tool, in sums that outlive the turns (one page a
+     * commit, so no rowid); the tool whose result a turn was given; gw_extra of a turn, NULL: none.
+     * Of earlier turns neither is known. */
+    "ALTER TABLE turns ADD COLUMN tool TEXT; ALTER TABLE turns ADD COLUMN extra INTEGER;"
+    "CREATE TABLE usage("
+    " day INTEGER NOT NULL, tenant INTEGER NOT NULL REFERENCES tenants(id), tool TEXT NOT NULL,"
+    " turns INTEGER NOT NULL, cancelled INTEGER NOT NULL, failed INTEGER NOT NULL, prompt_tokens "
+    "INTEGER NOT NULL, cached_tokens INTEGER NOT NULL, restored_tokens INTEGER NOT NULL, "
+    "output_tokens INTEGER NOT NULL, reasoning_tokens INTEGER NOT NULL, drafted INTEGER NOT NULL, "
+    "accepted INTEGER NOT NULL, lost INTEGER NOT NULL, queue_us INTEGER NOT NULL, prefill_us "
+    "INTEGER NOT NULL, decode_us INTEGER NOT NULL, PRIMARY KEY(day, tenant, tool)) WITHOUT ROWID;"
+    "INSERT INTO usage SELECT ended_ms/86400000, tenant, '', count(*), sum(status=1), "
+    "sum(status=2), sum(prompt_tokens), sum(cached_tokens), sum(restored_tokens), "
+    "sum(output_tokens), sum(reasoning_tokens), sum(drafted), sum(accepted), sum(ifnull(lost,0)), "
+    "sum(queue_us), sum(prefill_us), sum(decode_us) FROM turns GROUP BY 1, 2;",
 };
 
 _Static_assert(sizeof(migrations) / sizeof(migrations[0]) == GW_SCHEMA_VERSION,

@@ -441,6 +441,8 @@ static base_code run_sweep_rest(gw_ledger *ledger, gw_db *c, void *ctx, base_err
                     "(SELECT 1 FROM turns t WHERE t.conversation=conversations.id)",
                     job->now_ms - kept_ms, &conversations);
     atomic_fetch_sub(&ledger->conversation_count, conversations);
+    if (ok)
+        ok = gw_usage_sweep(c, job->now_ms);
     if (left || conversations || job->count)
         atomic_store(&ledger->unclean, true);
     return ok ? BASE_OK : gw_db_error(c, err, "cannot sweep");

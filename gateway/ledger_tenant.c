@@ -18,6 +18,8 @@ base_code gw_ledger_tenants(gw_ledger *ledger, void (*row)(void *ctx, const gw_t
         row(ctx, &(gw_tenant_row){.id = sqlite3_column_int64(s, 0),
                                   .name = (const char *)sqlite3_column_text(s, 1),
                                   .group = (const char *)sqlite3_column_text(s, 3),
+                                  .limits = (const char *)sqlite3_column_text(s, 4),
+                                  .created_ms = sqlite3_column_int64(s, 5),
                                   .salt = (uint64_t)sqlite3_column_int64(s, 2)});
     sqlite3_reset(s);
     base_code result = code == SQLITE_DONE ? BASE_OK : gw_db_error(c, err, "cannot read tenants");
@@ -196,4 +198,47 @@ static base_code run_key_revoke(gw_ledger *ledger, gw_db *c, void *ctx, base_err
 base_code gw_ledger_key_revoke(gw_ledger *ledger, int64_t id, base_err *err)
 {
     return gw_on_writer(ledger, run_key_revoke, &id, err);
+}
+
+typedef struct limit_put {
+    int64_t tenant;
+    const char *limits;
+} limit_put;
+
+static base_code run_tenant_limit(gw_ledger *ledger, gw_db *c, void *ctx, base_err *err)
+{
+    (void)ledger;
+    const limit_put *put = ctx;
+    sqlite3_stmt *s = gw_db_prepare(c, "UPDATE tenants SET limits=?2 WHERE id=?1");
+    if (s) {
+        sqlite3_bind_int64(s, 1, put->tenant);
+        gw_bind_text(s, 2, put->limits);
+    }
+    if (!gw_db_run(s))
+        return gw_db_error(c, err, "cannot change a tenant");
+    return sqlite3_changes(c->db) ? BASE_OK
+                                  : base_fail(err, BASE_NOT_FOUND, "there is no such tenant");
+}
+
+base_code gw_ledger_tenant_limit(gw_ledger *ledger, int64_t tenant, const char *limits,
+                                 base_err *err)
+{
+    limit_put put = {tenant, limits};
+    return gw_on_writer(ledger, run_tenant_limit, &put, err);
+}
+
+base_code gw_ledger_tenant_bytes(gw_ledger *ledger, uint64_t *out, int64_t tenant, base_err *err)
+{
+    int64_t bytes = 0;
+    gw_db *c = gw_reader_take(ledger, err);
+    if (!c)
+        return err && err->code ? err->code : BASE_IO;
+    sqlite3_stmt *s = gw_db_statement(c, GW_SQL_BYTES_TENANT);
+    if (s)
+        sqlite3_bind_int64(s, 1, tenant);
+    bool ok = gw_db_scalar(s, &bytes);
+    base_code code = ok ? BASE_OK : gw_db_error(c, err, "cannot count a tenant's bytes");
+    gw_reader_give(ledger, c);
+    *out = bytes > 0 ? (uint64_t)bytes : 0;
+    return code;
 }

@@ -16,11 +16,14 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "gateway/admin_session.h"
 #include "gateway/append.h"
 #include "gateway/bridge.h"
 #include "gateway/conf.h"
+#include "gateway/events.h"
 #include "gateway/inherit.h"
 #include "gateway/ledger.h"
+#include "gateway/live.h"
 #include "gateway/lock.h"
 #include "gateway/metrics.h"
 #include "gateway/pin.h"
@@ -179,6 +182,9 @@ static base_code start(gw_app *app, base_err *err)
         (code = make_data_directory(conf, err)) != BASE_OK ||
         (code = gw_route_open_trace(conf, err)) != BASE_OK ||
         (code = gw_metrics_create(&app->metrics, err)) != BASE_OK ||
+        (code = gw_events_create(&app->events, err)) != BASE_OK ||
+        (code = gw_cookies_create(&app->cookies, err)) != BASE_OK ||
+        (code = gw_live_create(&app->live, app->events, err)) != BASE_OK ||
         (code = gw_ledger_open(&app->ledger, &ledger, err)) != BASE_OK ||
         (code = gw_seal_open(&app->seal, conf->data_path, err)) != BASE_OK ||
         (code = gw_tenants_create(&app->tenants, app->ledger, err)) != BASE_OK ||
@@ -225,6 +231,9 @@ static void stop(gw_app *app)
     gw_tenants_destroy(app->tenants);
     gw_seal_close(app->seal);
     gw_ledger_close(app->ledger);
+    gw_live_destroy(app->live);
+    gw_events_destroy(app->events);
+    gw_cookies_destroy(app->cookies);
     gw_metrics_destroy(app->metrics);
 }
 

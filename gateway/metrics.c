@@ -2,16 +2,21 @@
 
 #include <inttypes.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "gateway/account.h"
 #include "gateway/append.h"
 #include "gateway/conf.h"
 #include "gateway/lock.h"
 #include "gateway/ledger.h"
+#include "gateway/live.h"
 #include "gateway/pin.h"
+#include "gateway/process.h"
+#include "gateway/tenant.h"
 
 #define BUCKET_MAX 16
 
@@ -19,6 +24,8 @@
 static const double second_bounds[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
                                        0.5,   1,      2.5,   5,    10,    30,   120};
 static const double token_bounds[] = {1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576};
+
+static const double length_bounds[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16};
 
 #define SECONDS second_bounds, sizeof second_bounds / sizeof *second_bounds, 1e9
 #define TOKENS token_bounds, sizeof token_bounds / sizeof *token_bounds, 1
@@ -40,6 +47,10 @@ static const struct {
     [GW_UNCACHED_TOKENS] = {"uncached_tokens", "Prompt tokens of a request that were not cached.",
                             TOKENS},
     [GW_OUTPUT_TOKENS] = {"output_tokens", "Output tokens of a request.", TOKENS},
+    [GW_ACCEPTED_LENGTH] =
+        {"accepted_length_tokens",
+         "Output tokens that a forward pass gave a sequence; 1: no draft was kept.", length_bounds,
+         sizeof length_bounds / sizeof *length_bounds, 1},
 };
 _Static_assert(sizeof second_bounds / sizeof *second_bounds < BUCKET_MAX, "buckets");
 _Static_assert(sizeof token_bounds / sizeof *token_bounds < BUCKET_MAX, "buckets");
@@ -54,6 +65,7 @@ static const struct {
     [GW_TURNS_STORED] = {"turns_stored_total", "Turns committed to the ledger."},
     [GW_SPLICED_ITEMS] = {"spliced_items_total",
                           "Assistant items taken from the ledger as exact tokens."},
+    [GW_LIMITED] = {"limited_total", "Requests refused for their tenant's limits."},
     [GW_RENDERED_ITEMS] = {"rendered_items_total", "Assistant items rendered from JSON."},
 };
 
@@ -61,7 +73,16 @@ static const int statuses[] = {200, 204, 400, 401, 403, 404, 405, 408, 409,
                                413, 415, 421, 429, 431, 499, 500, 503};
 #define STATUS_COUNT (sizeof statuses / sizeof *statuses + 1) /* the last one: any other */
 
+static const char *const finishes[] = {
+    [ENG_FINISH_STOP] = "stop",         [ENG_FINISH_CALLS] = "tool_calls",
+    [ENG_FINISH_LENGTH] = "length",     [ENG_FINISH_CANCELLED] = "abort",
+    [ENG_FINISH_DEADLINE] = "deadline", [ENG_FINISH_ERROR] = "error",
+};
+#define FINISH_COUNT (sizeof finishes / sizeof *finishes)
+
 struct gw_metrics {
+    gw_window *window;
+    _Atomic uint64_t finished[FINISH_COUNT];
     _Atomic uint64_t counters[GW_COUNTER_COUNT];
     _Atomic uint64_t misses[GW_MISS_COUNT], lost_tokens[GW_MISS_COUNT];
     struct {
@@ -74,13 +95,41 @@ struct gw_metrics {
 
 base_code gw_metrics_create(gw_metrics **out, base_err *err)
 {
-    *out = calloc(1, sizeof **out);
-    return *out != NULL ? BASE_OK : base_fail(err, BASE_NOMEM, "no memory for the metrics");
+    gw_metrics *metrics = calloc(1, sizeof *metrics);
+    if (metrics == NULL)
+        return base_fail(err, BASE_NOMEM, "no memory for the metrics");
+    base_code code = gw_window_create(&metrics->window, base_now_ns(), err);
+    if (code != BASE_OK) {
+        free(metrics);
+        return code;
+    }
+    *out = metrics;
+    return BASE_OK;
 }
 
 void gw_metrics_destroy(gw_metrics *metrics)
 {
+    if (metrics != NULL)
+        gw_window_destroy(metrics->window);
     free(metrics);
+}
+
+gw_window *gw_metrics_window(gw_metrics *metrics)
+{
+    return metrics->window;
+}
+
+void gw_metrics_started(gw_metrics *metrics, uint32_t prompt_tokens, uint32_t cached_tokens)
+{
+    uint64_t now = base_now_ns();
+    gw_window_add(metrics->window, GW_WINDOW_PROMPT_TOKENS, prompt_tokens, now);
+    gw_window_add(metrics->window, GW_WINDOW_CACHED_TOKENS, cached_tokens, now);
+}
+
+void gw_metrics_finish(gw_metrics *metrics, eng_finish finish)
+{
+    atomic_fetch_add_explicit(&metrics->finished[finish], 1, memory_order_relaxed);
+    gw_window_add(metrics->window, GW_WINDOW_REQUESTS, 1, base_now_ns());
 }
 
 void gw_metrics_add(gw_metrics *metrics, gw_counter counter, uint64_t n)
@@ -101,6 +150,18 @@ void gw_metrics_misses(const gw_metrics *metrics, uint32_t reason, uint64_t *tur
     *lost_tokens = atomic_load_explicit(&metrics->lost_tokens[reason], memory_order_relaxed);
 }
 
+static void observe_window(gw_metrics *metrics, gw_histogram histogram, double value)
+{
+    uint64_t now = base_now_ns();
+    if (histogram == GW_TTFT || histogram == GW_ITL)
+        gw_window_observe(metrics->window, histogram == GW_TTFT ? GW_WINDOW_TTFT : GW_WINDOW_ITL,
+                          value, now);
+    if (histogram != GW_ACCEPTED_LENGTH)
+        return;
+    gw_window_add(metrics->window, GW_WINDOW_OUTPUT_TOKENS, (uint64_t)value, now);
+    gw_window_add(metrics->window, GW_WINDOW_PASSES, 1, now);
+}
+
 void gw_metrics_observe(gw_metrics *metrics, gw_histogram histogram, double value)
 {
     size_t bucket = 0;
@@ -113,6 +174,7 @@ void gw_metrics_observe(gw_metrics *metrics, gw_histogram histogram, double valu
         atomic_fetch_add_explicit(&metrics->histograms[histogram].sum,
                                   (uint64_t)(value * histograms[histogram].scale + 0.5),
                                   memory_order_relaxed);
+    observe_window(metrics, histogram, value);
 }
 
 static size_t route_index(gw_metrics *metrics, const char *route)
@@ -170,23 +232,27 @@ static void label(base_buf *out, const char *name, const char *value)
     base_buf_puts(out, "\"");
 }
 
-static void render_histogram(gw_metrics *metrics, size_t which, base_buf *out)
+/* `name` is whole; `labels` are those that every series has, with a comma behind, or "". */
+static void render_histogram(gw_metrics *metrics, size_t which, const char *name,
+                             const char *labels, base_buf *out)
 {
-    const char *name = histograms[which].name;
-    family(out, name, "histogram", histograms[which].help);
+    base_buf_printf(out, "# HELP %s %s\n# TYPE %s histogram\n", name, histograms[which].help, name);
     uint64_t sum = 0;
     for (size_t i = 0; i <= histograms[which].bound_count; i++) {
         sum += atomic_load_explicit(&metrics->histograms[which].buckets[i], memory_order_relaxed);
         if (i < histograms[which].bound_count)
-            base_buf_printf(out, "whimbrel_%s_bucket{le=\"%.15g\"} %" PRIu64 "\n", name,
+            base_buf_printf(out, "%s_bucket{%sle=\"%.15g\"} %" PRIu64 "\n", name, labels,
                             histograms[which].bounds[i], sum);
         else
-            base_buf_printf(out, "whimbrel_%s_bucket{le=\"+Inf\"} %" PRIu64 "\n", name, sum);
+            base_buf_printf(out, "%s_bucket{%sle=\"+Inf\"} %" PRIu64 "\n", name, labels, sum);
     }
     double total =
         (double)atomic_load_explicit(&metrics->histograms[which].sum, memory_order_relaxed);
-    base_buf_printf(out, "whimbrel_%s_sum %.15g\nwhimbrel_%s_count %" PRIu64 "\n", name,
-                    total / histograms[which].scale, name, sum);
+    int width = labels[0] != '\0' ? (int)strlen(labels) - 1 : 0;
+    const char *open = width > 0 ? "{" : "", *close = width > 0 ? "}" : "";
+    base_buf_printf(out, "%s_sum%s%.*s%s %.15g\n%s_count%s%.*s%s %" PRIu64 "\n", name, open, width,
+                    labels, close, total / histograms[which].scale, name, open, width, labels,
+                    close, sum);
 }
 
 static void render_requests(gw_metrics *metrics, base_buf *out)
@@ -225,6 +291,27 @@ static void render_misses(base_buf *out, const char *name, const char *help,
     }
 }
 
+/* What clients were told, once a request: the sums of usage objects, and of the admin report. */
+static void render_usage(gw_metrics *metrics, const gw_app *app, base_buf *out)
+{
+    family(out, "turns_total", "counter", "Requests that the engine had, by how they ended.");
+    for (size_t i = 0; i < FINISH_COUNT; i++)
+        base_buf_printf(out, "whimbrel_turns_total{finish=\"%s\"} %" PRIu64 "\n", finishes[i],
+                        atomic_load_explicit(&metrics->finished[i], memory_order_relaxed));
+    if (app->tenants == NULL)
+        return;
+    gw_usage_totals t = gw_account_total(gw_tenants_account(app->tenants));
+    count(out, "prompt_tokens_total", "Prompt tokens, cached ones included.", t.prompt_tokens);
+    count(out, "cached_tokens_total", "Prompt tokens taken from the prefix cache.",
+          t.cached_tokens);
+    count(out, "restored_tokens_total", "Those of them that were read back from disk.",
+          t.restored_tokens);
+    count(out, "output_tokens_total", "Tokens generated.", t.output_tokens);
+    count(out, "reasoning_tokens_total", "Those of them that are reasoning.", t.reasoning_tokens);
+    count(out, "drafted_tokens_total", "Draft tokens verified.", t.drafted);
+    count(out, "accepted_tokens_total", "Draft tokens kept.", t.accepted);
+}
+
 static void render_engine(const gw_app *app, base_buf *out)
 {
     eng_stats s = eng_get_stats(app->engine);
@@ -243,22 +330,20 @@ static void render_engine(const gw_app *app, base_buf *out)
     count(out, "engine_finished_total", "Requests that ended by themselves.", s.finished);
     count(out, "engine_cancelled_total", "Requests that were cancelled.", s.cancelled);
     count(out, "engine_failed_total", "Requests that ended in an error.", s.failed);
-    count(out, "prompt_tokens_total", "Prompt tokens, cached ones included.", s.prompt_tokens);
-    count(out, "cached_tokens_total", "Prompt tokens taken from the prefix cache.",
+    count(out, "engine_prompt_tokens_total",
+          "Prompt tokens that the engine was given: of every choice, and of work ahead of a turn.",
+          s.prompt_tokens);
+    count(out, "engine_cached_tokens_total", "Those of them taken from the prefix cache.",
           s.cached_tokens);
+    count(out, "engine_output_tokens_total", "Tokens that the engine generated.", s.output_tokens);
     count(out, "forced_tokens_total",
           "Output tokens that a grammar left one way for, written without the model.",
           s.forced_tokens);
-    count(out, "restored_tokens_total", "Those of them that were read back from disk.",
-          s.restored_tokens);
     count(out, "ahead_tokens_total",
           "Prompt tokens that were run while the pages before them were read back.",
           s.ahead_tokens);
-    count(out, "output_tokens_total", "Tokens generated.", s.output_tokens);
-    count(out, "reasoning_tokens_total", "Those of them that are reasoning.", s.reasoning_tokens);
-    count(out, "drafted_tokens_total", "Draft tokens verified.", s.drafted);
-    count(out, "accepted_tokens_total", "Draft tokens kept.", s.accepted);
-    count(out, "copied_tokens_total", "Those verified that were copies of earlier text.", s.copied);
+    count(out, "copied_tokens_total", "Draft tokens verified that were copies of earlier text.",
+          s.copied);
     count(out, "copied_accepted_tokens_total", "Those of them that were kept.", s.copied_accepted);
     count(out, "predicted_tokens_total", "Those verified that a prediction held.", s.predicted);
     count(out, "predicted_accepted_tokens_total", "Those of them that were kept.",
@@ -279,7 +364,7 @@ static void render_engine(const gw_app *app, base_buf *out)
     gauge(out, "running", "Sequences that run.", s.running);
     gauge(out, "prefilling", "Those of them in prefill.", s.prefilling);
     gauge(out, "pages_free", "Free pages.", s.pages_free);
-    gauge(out, "pages_total", "All pages.", s.pages_total);
+    gauge(out, "pages", "All pages.", s.pages_total);
     gauge(out, "index_nodes", "Nodes of the prefix tree.", s.index_nodes);
     gauge(out, "index_pages", "Pages that the prefix tree holds.", s.index_pages);
     count(out, "evicted_pages_total", "Pages evicted from the prefix tree.", s.evicted_pages);
@@ -351,6 +436,109 @@ static void render_server(const gw_app *app, base_buf *out)
     gauge(out, "open_exchanges", "Requests that are being answered.", s.open_exchanges);
 }
 
+static void render_live(const gw_app *app, base_buf *out)
+{
+    uint32_t counts[GW_PHASE_COUNT];
+    gw_live_phases(app->live, counts);
+    family(out, "requests_live", "gauge", "Requests that live, by phase.");
+    for (gw_phase phase = 0; phase < GW_PHASE_DONE; phase++)
+        base_buf_printf(out, "whimbrel_requests_live{phase=\"%s\"} %u\n", gw_phase_name(phase),
+                        counts[phase]);
+    gw_events_stats events = gw_events_get_stats(app->events);
+    gauge(out, "event_listeners", "Listeners of live changes.", events.listeners);
+    count(out, "events_lost_total", "Events that listeners lost, being too slow.", events.lost);
+}
+
+/* Under the names that every exporter has for them. */
+static void render_process(const gw_app *app, base_buf *out)
+{
+    gw_process p = gw_process_look();
+    base_buf_printf(
+        out,
+        "# HELP process_cpu_seconds_total User and system time.\n"
+        "# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total %.6f\n"
+        "# HELP process_resident_memory_bytes Resident memory.\n"
+        "# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes %" PRIu64 "\n"
+        "# HELP process_virtual_memory_bytes Virtual memory.\n"
+        "# TYPE process_virtual_memory_bytes gauge\nprocess_virtual_memory_bytes %" PRIu64 "\n"
+        "# HELP process_open_fds Open descriptors.\n"
+        "# TYPE process_open_fds gauge\nprocess_open_fds %u\n"
+        "# HELP process_max_fds Their bound.\n"
+        "# TYPE process_max_fds gauge\nprocess_max_fds %u\n"
+        "# HELP process_start_time_seconds Unix time of the start.\n"
+        "# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds %.15g\n",
+        p.cpu_seconds, p.memory_bytes, p.virtual_bytes, p.descriptors, p.descriptors_max,
+        (double)app->started_ms / 1000);
+}
+
+/* ---- vLLM's names, as of its V1 engine ---- */
+
+static void vllm(base_buf *out, const char *name, const char *type, const char *help,
+                 const char *labels, double value)
+{
+    base_buf_printf(out, "# HELP vllm:%s %s\n# TYPE vllm:%s %s\nvllm:%s{%s} %.15g\n", name, help,
+                    name, type, name, labels, value);
+}
+
+static void render_vllm(gw_metrics *metrics, const gw_app *app, base_buf *out)
+{
+    static const struct {
+        gw_histogram which;
+        const char *name;
+    } same[] = {
+        {GW_TTFT, "vllm:time_to_first_token_seconds"},
+        {GW_ITL, "vllm:inter_token_latency_seconds"},
+        {GW_E2E, "vllm:e2e_request_latency_seconds"},
+        {GW_QUEUE, "vllm:request_queue_time_seconds"},
+        {GW_PREFILL, "vllm:request_prefill_time_seconds"},
+        {GW_PROMPT_TOKENS, "vllm:request_prompt_tokens"},
+        {GW_OUTPUT_TOKENS, "vllm:request_generation_tokens"},
+    };
+    eng_stats s = eng_get_stats(app->engine);
+    gw_usage_totals t = gw_account_total(gw_tenants_account(app->tenants));
+    base_buf model;
+    base_buf_init(&model, 0);
+    label(&model, "model_name", eng_get_info(app->engine)->name);
+    base_buf_puts(&model, ",engine=\"0\"");
+    base_buf_add(&model, "", 1);
+    const char *labels = model.failed ? "" : model.data;
+    vllm(out, "num_requests_running", "gauge", "Sequences that run.", labels, s.running);
+    vllm(out, "num_requests_waiting", "gauge", "Requests that wait.", labels, s.queued);
+    vllm(out, "kv_cache_usage_perc", "gauge", "Pages in use, 1 is all.", labels,
+         s.pages_total != 0 ? 1 - (double)s.pages_free / s.pages_total : 0);
+    vllm(out, "prompt_tokens_total", "counter", "Prompt tokens.", labels, (double)t.prompt_tokens);
+    vllm(out, "generation_tokens_total", "counter", "Tokens generated.", labels,
+         (double)t.output_tokens);
+    vllm(out, "prefix_cache_queries_total", "counter", "Prompt tokens looked for in the cache.",
+         labels, (double)t.prompt_tokens);
+    vllm(out, "prefix_cache_hits_total", "counter", "Those found there.", labels,
+         (double)t.cached_tokens);
+    vllm(out, "spec_decode_num_draft_tokens_total", "counter", "Draft tokens verified.", labels,
+         (double)t.drafted);
+    vllm(out, "spec_decode_num_accepted_tokens_total", "counter", "Draft tokens kept.", labels,
+         (double)t.accepted);
+    base_buf_puts(out, "# HELP vllm:request_success_total Requests that ended, by how.\n"
+                       "# TYPE vllm:request_success_total counter\n");
+    /* vLLM has no reason of its own for calls of tools and for time limits. */
+    uint64_t reasons[4] = {0};
+    static const char *const names[4] = {"stop", "length", "abort", "error"};
+    static const uint8_t reason_of[FINISH_COUNT] = {
+        [ENG_FINISH_STOP] = 0,      [ENG_FINISH_CALLS] = 0,    [ENG_FINISH_LENGTH] = 1,
+        [ENG_FINISH_CANCELLED] = 2, [ENG_FINISH_DEADLINE] = 2, [ENG_FINISH_ERROR] = 3};
+    for (size_t i = 0; i < FINISH_COUNT; i++)
+        reasons[reason_of[i]] += atomic_load_explicit(&metrics->finished[i], memory_order_relaxed);
+    for (size_t i = 0; i < 4; i++)
+        base_buf_printf(out, "vllm:request_success_total{%s,finished_reason=\"%s\"} %" PRIu64 "\n",
+                        labels, names[i], reasons[i]);
+    if (!model.failed) /* with the comma that a histogram wants behind its labels */
+        memcpy(model.data + model.length - 1, ",", 1);
+    base_buf_add(&model, "", 1);
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+        render_histogram(metrics, same[i].which, same[i].name, model.failed ? "" : model.data, out);
+    out->failed |= model.failed;
+    base_buf_deinit(&model);
+}
+
 void gw_metrics_render(gw_metrics *metrics, const gw_app *app, base_buf *out)
 {
     render_requests(metrics, out);
@@ -362,8 +550,17 @@ void gw_metrics_render(gw_metrics *metrics, const gw_app *app, base_buf *out)
     for (size_t i = 0; i < GW_COUNTER_COUNT; i++)
         count(out, counters[i].name, counters[i].help,
               atomic_load_explicit(&metrics->counters[i], memory_order_relaxed));
-    for (size_t i = 0; i < GW_HISTOGRAM_COUNT; i++)
-        render_histogram(metrics, i, out);
+    for (size_t i = 0; i < GW_HISTOGRAM_COUNT; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "whimbrel_%s", histograms[i].name);
+        render_histogram(metrics, i, name, "", out);
+    }
+    render_usage(metrics, app, out);
+    if (app->live != NULL)
+        render_live(app, out);
+    render_process(app, out);
+    if (app->engine != NULL && app->tenants != NULL && app->conf->metrics_vllm_names)
+        render_vllm(metrics, app, out);
     if (app->engine != NULL)
         render_engine(app, out);
     if (app->ledger != NULL)

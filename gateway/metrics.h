@@ -6,6 +6,7 @@
 #pragma once
 #include "engine/base/buf.h"
 #include "gateway/app.h"
+#include "gateway/window.h"
 
 typedef enum gw_counter {
     GW_CLIENT_GONE,
@@ -14,6 +15,7 @@ typedef enum gw_counter {
     GW_TURNS_STORED,
     GW_SPLICED_ITEMS,  /* assistant items taken from the ledger as exact tokens */
     GW_RENDERED_ITEMS, /* assistant items rendered from JSON */
+    GW_LIMITED,        /* requests past their tenant's limits */
     GW_COUNTER_COUNT,
 } gw_counter;
 
@@ -27,6 +29,7 @@ typedef enum gw_histogram {
     GW_PROMPT_TOKENS,
     GW_UNCACHED_TOKENS,
     GW_OUTPUT_TOKENS,
+    GW_ACCEPTED_LENGTH, /* output tokens of a forward pass; 1: no draft was kept */
     GW_HISTOGRAM_COUNT,
 } gw_histogram;
 
@@ -39,9 +42,14 @@ void gw_metrics_miss(gw_metrics *metrics, uint32_t reason, uint64_t lost_tokens)
 void gw_metrics_misses(const gw_metrics *metrics, uint32_t reason, uint64_t *turns,
                        uint64_t *lost_tokens);
 void gw_metrics_observe(gw_metrics *metrics, gw_histogram histogram, double value);
+/* A request left the queue. */
+void gw_metrics_started(gw_metrics *metrics, uint32_t prompt_tokens, uint32_t cached_tokens);
+/* A request that the engine had is over. */
+void gw_metrics_finish(gw_metrics *metrics, eng_finish finish);
+gw_window *gw_metrics_window(gw_metrics *metrics); /* the last minute; borrowed */
 /* One finished HTTP request. `route` is a static string, one of at most GW_ROUTES_MAX (the rest
  * count as "other"). */
-#define GW_ROUTES_MAX 48
+#define GW_ROUTES_MAX 128
 void gw_metrics_request(gw_metrics *metrics, const char *route, int status);
 /* The whole text: own metrics, then the engine's and the server's. */
 void gw_metrics_render(gw_metrics *metrics, const gw_app *app, base_buf *out);

@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gateway/api_error.h"
+#include "gateway/admin_call.h"
+#include "openapi_admin.h"
 #include "openapi_documents.h"
 
 #define COUNT (sizeof openapi_documents / sizeof *openapi_documents)
@@ -58,4 +59,16 @@ void gw_openapi_get(gw_app *app, gw_exchange *exchange)
         gw_respond(exchange, 200, headers, 1, text, strlen(text));
     else
         gw_error_respond(exchange, 503, "server_error", NULL, NULL, "no memory for the document");
+}
+
+void gw_openapi_admin_get(gw_app *app, gw_exchange *exchange)
+{
+    gw_identity identity;
+    base_buf out;
+    if (!gw_admin_admit(app, exchange, &identity))
+        return;
+    base_buf_init(&out, 0);
+    base_buf_puts(&out, openapi_admin[0]);
+    gw_admin_respond(exchange, &out);
+    base_buf_deinit(&out);
 }

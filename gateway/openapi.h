@@ -9,3 +9,5 @@
 /* The merged document; NULL if memory is used up or two documents describe the same thing. */
 const char *gw_openapi_text(void);
 void gw_openapi_get(gw_app *app, gw_exchange *exchange);
+/* GET /admin/v1/openapi.json: the operator's calls, a document of their own. */
+void gw_openapi_admin_get(gw_app *app, gw_exchange *exchange);

@@ -13,7 +13,13 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "gateway/admin.h"
+#include "gateway/admin_cache.h"
+#include "gateway/admin_requests.h"
+#include "gateway/admin_session.h"
+#include "gateway/admin_sessions.h"
 #include "gateway/admin_state.h"
+#include "gateway/admin_tenants.h"
+#include "gateway/admin_usage.h"
 #include "gateway/api_chat.h"
 #include "gateway/api_completions.h"
 #include "gateway/api_conversations.h"
@@ -60,10 +66,33 @@ static const route routes[] = {
     {"GET", "/admin/v1/keys", ADMIN, gw_admin_keys_list},
     {"POST", "/admin/v1/keys", ADMIN | JSON_BODY, gw_admin_keys_make},
     {"DELETE", "/admin/v1/keys/{id}", ADMIN, gw_admin_keys_revoke},
-    {"GET", "/admin/v1/overview", ADMIN, gw_admin_overview},
+    {"GET", "/admin/v1/overview", ADMIN | QUIET, gw_admin_overview},
+    {"GET", "/admin/v1/requests", ADMIN | QUIET, gw_admin_requests},
+    {"POST", "/admin/v1/requests/{id}/cancel", ADMIN, gw_admin_request_cancel},
+    {"GET", "/admin/v1/requests/{id}", ADMIN, gw_admin_request},
+    {"GET", "/admin/v1/sessions", ADMIN, gw_admin_sessions},
+    {"GET", "/admin/v1/sessions/{id}/turns", ADMIN, gw_admin_turns},
+    {"POST", "/admin/v1/sessions/{id}/fork", ADMIN, gw_api_sessions_fork},
+    {"POST", "/admin/v1/sessions/{id}/pin", ADMIN | JSON_BODY, gw_api_sessions_pin},
+    {"GET", "/admin/v1/sessions/{id}/export", ADMIN, gw_api_sessions_export},
+    {"GET", "/admin/v1/sessions/{id}", ADMIN, gw_admin_session},
+    {"DELETE", "/admin/v1/sessions/{id}", ADMIN, gw_api_sessions_delete},
+    {"GET", "/admin/v1/turns/{id}", ADMIN, gw_admin_turn},
+    {"GET", "/admin/v1/events", ADMIN, gw_admin_events},
+    {"POST", "/admin/v1/session", ADMIN | JSON_BODY, gw_admin_login},
+    {"GET", "/admin/v1/session", ADMIN | QUIET, gw_admin_whoami},
+    {"DELETE", "/admin/v1/session", ADMIN, gw_admin_logout},
+    {"GET", "/admin/v1/openapi.json", ADMIN | QUIET, gw_openapi_admin_get},
     {"GET", "/admin/v1/model", ADMIN, gw_admin_model},
     {"GET", "/admin/v1/cache", ADMIN, gw_admin_cache},
     {"GET", "/admin/v1/usage", ADMIN, gw_admin_usage},
+    {"GET", "/admin/v1/trace", ADMIN, gw_admin_trace},
+    {"GET", "/admin/v1/cache/tree", ADMIN, gw_admin_cache_tree},
+    {"POST", "/admin/v1/cache/flush", ADMIN | JSON_BODY, gw_admin_cache_flush},
+    {"GET", "/admin/v1/tenants", ADMIN, gw_admin_tenants},
+    {"POST", "/admin/v1/tenants", ADMIN | JSON_BODY, gw_admin_tenant_make},
+    {"GET", "/admin/v1/tenants/{id}", ADMIN, gw_admin_tenant},
+    {"PATCH", "/admin/v1/tenants/{id}", ADMIN | JSON_BODY, gw_admin_tenant_change},
     {"GET", "/admin/v1/config", ADMIN, gw_admin_config_get},
     {"PATCH", "/admin/v1/config", ADMIN | JSON_BODY, gw_admin_config_set},
     {"POST", "/admin/v1/drain", ADMIN, gw_admin_drain},
@@ -183,12 +212,6 @@ static bool host_fits(const gw_app *app, const char *authority)
            listed(&app->conf->server_hosts, host);
 }
 
-static bool same_origin(const char *origin, const char *authority)
-{
-    const char *slashes = strstr(origin, "://");
-    return slashes != NULL && authority[0] != '\0' && strcasecmp(slashes + 3, authority) == 0;
-}
-
 /* Host and Origin. With keys a foreign page has none to send; without them every request must show
  * that it is not one. */
 static bool admissible(gw_app *app, gw_exchange *exchange)
@@ -210,7 +233,8 @@ static bool admissible(gw_app *app, gw_exchange *exchange)
                          "Host must be an address, localhost or listed in server.hosts");
         return false;
     }
-    if (origin != NULL && !origin_listed && !same_origin(origin, gw_exchange_authority(exchange))) {
+    if (origin != NULL && !origin_listed &&
+        !gw_same_origin(origin, gw_exchange_authority(exchange))) {
         gw_error_respond(exchange, 403, "permission_error", "origin_not_allowed", NULL,
                          "this Origin is not listed in server.cors_origins");
         return false;

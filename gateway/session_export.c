@@ -435,6 +435,7 @@ static base_code store_turn(importer *m, progress *at, const json_t *turn, base_
     waiting w = {
         .commit = {.done = on_stored,
                    .retention = GW_RETAIN_KEPT,
+                   .extra = GW_EXTRA_IMPORTED,
                    .turn = id.text,
                    .session = m->out->session.text,
                    .dialect = "sessions",

@@ -14,6 +14,7 @@
 #include <sys/random.h>
 
 #include "engine/base/clock.h"
+#include "engine/base/log.h"
 #include "engine/base/num.h"
 #include "gateway/api_error.h"
 #include "gateway/ledger.h"
@@ -25,6 +26,8 @@ typedef struct tenant {
     int64_t id;
     uint64_t salt; /* its own, or its group's */
     char name[GW_TENANT_NAME_MAX + 1], group[GW_TENANT_NAME_MAX + 1];
+    int64_t created_ms;
+    gw_limit limit;
 } tenant;
 
 typedef struct key {
@@ -85,7 +88,7 @@ static bool add_tenant(gw_tenants *tenants, int64_t id, uint64_t salt, const cha
               sizeof(tenant), TENANTS_MAX))
         return false;
     tenant *slot = &tenants->tenants[tenants->tenant_count++];
-    *slot = (tenant){.id = id, .salt = salt};
+    *slot = (tenant){.id = id, .salt = salt, .created_ms = base_wall_ms()};
     snprintf(slot->name, sizeof(slot->name), "%s", name);
     snprintf(slot->group, sizeof(slot->group), "%s", group ? group : "");
     return true;
@@ -123,8 +126,18 @@ typedef struct loading {
 static void load_tenant(void *ctx, const gw_tenant_row *row)
 {
     loading *l = ctx;
-    if (!add_tenant(l->tenants, row->id, row->salt, row->name, row->group))
+    if (!add_tenant(l->tenants, row->id, row->salt, row->name, row->group)) {
         l->failed = true;
+        return;
+    }
+    tenant *t = tenant_by_id(l->tenants, row->id);
+    gw_limits limits = {0};
+    json_t *json = row->limits ? json_loads(row->limits, 0, NULL) : NULL;
+    if (json && gw_limits_read(&limits, json, NULL))
+        base_log(BASE_LOG_WARN, "limits_ignored tenant=%s", t->name);
+    json_decref(json);
+    t->created_ms = row->created_ms;
+    gw_limit_set(&t->limit, &limits, base_now_ns());
 }
 
 static void load_key(void *ctx, const gw_key_row *row)
@@ -236,6 +249,70 @@ void gw_tenants_open_to_all(gw_tenants *tenants)
     tenants->open_to_all = true;
 }
 
+static void identify(gw_identity *out, const tenant *owner, const key *k)
+{
+    *out = (gw_identity){.tenant = owner->id, .salt = owner->salt, .restore = -1};
+    if (k) {
+        out->key = k->info.key;
+        out->scopes = k->info.scopes;
+        out->restore = k->info.restore;
+    }
+    memcpy(out->name, owner->name, sizeof(out->name));
+}
+
+gw_auth gw_tenants_of_key(gw_tenants *tenants, gw_identity *out, int64_t id, uint32_t scopes)
+{
+    gw_auth auth = GW_AUTH_WRONG;
+    pthread_mutex_lock(&tenants->mutex);
+    for (uint32_t i = 0; i < tenants->key_count && auth == GW_AUTH_WRONG; i++) {
+        const key *k = &tenants->keys[i];
+        const tenant *owner = k->info.key == id ? tenant_by_id(tenants, k->info.tenant) : NULL;
+        if (!owner)
+            continue;
+        identify(out, owner, k);
+        auth = (k->info.scopes & scopes) == scopes ? GW_AUTH_OK : GW_AUTH_SCOPE;
+    }
+    pthread_mutex_unlock(&tenants->mutex);
+    return auth;
+}
+
+bool gw_tenants_identity(gw_tenants *tenants, gw_identity *out, int64_t id)
+{
+    pthread_mutex_lock(&tenants->mutex);
+    const tenant *owner = tenant_by_id(tenants, id);
+    if (owner)
+        identify(out, owner, NULL);
+    pthread_mutex_unlock(&tenants->mutex);
+    return owner != NULL;
+}
+
+bool gw_tenants_of_space(gw_tenants *tenants, char name[GW_TENANT_NAME_MAX + 1], uint64_t space)
+{
+    bool found = false;
+    pthread_mutex_lock(&tenants->mutex);
+    for (uint32_t i = 0; i < tenants->tenant_count && !found; i++) {
+        const tenant *t = &tenants->tenants[i];
+        found = t->salt == space && !t->group[0];
+        if (found)
+            memcpy(name, t->name, sizeof(t->name));
+    }
+    pthread_mutex_unlock(&tenants->mutex);
+    return found;
+}
+
+bool gw_tenants_named(gw_tenants *tenants, gw_identity *out, const char *name)
+{
+    bool found = false;
+    pthread_mutex_lock(&tenants->mutex);
+    for (uint32_t i = 0; i < tenants->tenant_count && !found; i++) {
+        found = strcmp(tenants->tenants[i].name, name) == 0;
+        if (found)
+            identify(out, &tenants->tenants[i], NULL);
+    }
+    pthread_mutex_unlock(&tenants->mutex);
+    return found;
+}
+
 gw_auth gw_tenants_authenticate(gw_tenants *tenants, gw_identity *out, const char *authorization,
                                 const char *api_key, const char *remote, uint32_t scopes)
 {
@@ -273,12 +350,7 @@ gw_auth gw_tenants_authenticate(gw_tenants *tenants, gw_identity *out, const cha
     const tenant *owner = tenant_by_id(tenants, k->info.tenant);
     if (!owner)
         goto out;
-    *out = (gw_identity){.tenant = owner->id,
-                         .key = k->info.key,
-                         .salt = owner->salt,
-                         .scopes = k->info.scopes,
-                         .restore = k->info.restore};
-    memcpy(out->name, owner->name, sizeof(out->name));
+    identify(out, owner, k);
     auth = (k->info.scopes & scopes) == scopes ? GW_AUTH_OK : GW_AUTH_SCOPE;
 out:
     pthread_mutex_unlock(&tenants->mutex);
@@ -300,6 +372,10 @@ int gw_tenants_refuse(gw_exchange *exchange, gw_auth auth)
     case GW_AUTH_SCOPE:
         gw_error_respond(exchange, 403, "permission_error", "insufficient_scope", NULL,
                          "this API key may not use this path");
+        return 403;
+    case GW_AUTH_FOREIGN:
+        gw_error_respond(exchange, 403, "permission_error", "cross_site", NULL,
+                         "with a browser's session only its own pages may change something");
         return 403;
     case GW_AUTH_NOT_LOCAL:
         break;
@@ -383,6 +459,105 @@ base_code gw_tenants_add(gw_tenants *tenants, const char *text, const char *name
     return added ? BASE_OK
                  : base_fail(err, BASE_NOMEM,
                              "the key is stored; no memory to use it before the next start");
+}
+
+base_code gw_tenants_make(gw_tenants *tenants, const char *name, const char *group, base_err *err)
+{
+    gw_identity there;
+    int64_t id;
+    uint64_t salt;
+    base_code code = check_name("name", name, err);
+    if (!code && group)
+        code = check_name("group", group, err);
+    pthread_mutex_lock(&tenants->change);
+    if (!code && gw_tenants_named(tenants, &there, name))
+        code = base_fail_param(err, BASE_CONFLICT, "name", "there is a tenant of this name");
+    if (!code)
+        code = gw_ledger_tenant_put(tenants->ledger, &id, &salt, name, err);
+    if (!code && group)
+        code = gw_ledger_tenant_share(tenants->ledger, id, group, &salt, err);
+    pthread_mutex_lock(&tenants->mutex);
+    if (!code && !add_tenant(tenants, id, salt, name, group))
+        code = base_fail(err, BASE_NOMEM, "more than %d tenants, or no memory", TENANTS_MAX);
+    pthread_mutex_unlock(&tenants->mutex);
+    pthread_mutex_unlock(&tenants->change);
+    return code;
+}
+
+static base_code change_limits(gw_tenants *tenants, const char *name, const json_t *change,
+                               base_err *err)
+{
+    gw_identity who;
+    gw_limits limits;
+    if (!gw_tenants_named(tenants, &who, name))
+        return base_fail(err, BASE_NOT_FOUND, "there is no such tenant");
+    pthread_mutex_lock(&tenants->mutex);
+    limits = tenant_by_id(tenants, who.tenant)->limit.max;
+    pthread_mutex_unlock(&tenants->mutex);
+    base_code code = gw_limits_read(&limits, change, err);
+    base_buf text;
+    base_buf_init(&text, 0);
+    gw_limits_put(&text, &limits);
+    base_buf_add(&text, "", 1);
+    if (!code && text.failed)
+        code = base_fail(err, BASE_NOMEM, "no memory for the limits");
+    if (!code)
+        code = gw_ledger_tenant_limit(tenants->ledger, who.tenant, text.data, err);
+    base_buf_deinit(&text);
+    if (code)
+        return code;
+    pthread_mutex_lock(&tenants->mutex);
+    gw_limit_set(&tenant_by_id(tenants, who.tenant)->limit, &limits, base_now_ns());
+    pthread_mutex_unlock(&tenants->mutex);
+    return BASE_OK;
+}
+
+base_code gw_tenants_limit(gw_tenants *tenants, const char *name, const json_t *change,
+                           base_err *err)
+{
+    pthread_mutex_lock(&tenants->change);
+    base_code code = change_limits(tenants, name, change, err);
+    pthread_mutex_unlock(&tenants->change);
+    return code;
+}
+
+bool gw_tenants_enter(gw_tenants *tenants, int64_t id, const char **what, uint32_t *retry_ms)
+{
+    uint64_t now = base_now_ns();
+    pthread_mutex_lock(&tenants->mutex);
+    tenant *t = tenant_by_id(tenants, id);
+    bool in = !t || gw_limit_enter(&t->limit, what, retry_ms, now);
+    pthread_mutex_unlock(&tenants->mutex);
+    return in;
+}
+
+void gw_tenants_leave(gw_tenants *tenants, int64_t id, uint64_t tokens)
+{
+    uint64_t now = base_now_ns();
+    pthread_mutex_lock(&tenants->mutex);
+    tenant *t = tenant_by_id(tenants, id);
+    if (t)
+        gw_limit_leave(&t->limit, tokens, now);
+    pthread_mutex_unlock(&tenants->mutex);
+}
+
+uint32_t gw_tenants_list(gw_tenants *tenants, gw_tenant_info **out)
+{
+    pthread_mutex_lock(&tenants->mutex);
+    uint32_t count = tenants->tenant_count;
+    gw_tenant_info *list = calloc(count ? count : 1, sizeof(*list));
+    for (uint32_t i = 0; list && i < count; i++) {
+        const tenant *t = &tenants->tenants[i];
+        list[i] = (gw_tenant_info){
+            .created_ms = t->created_ms, .running = t->limit.running, .limits = t->limit.max};
+        identify(&list[i].identity, t, NULL);
+        memcpy(list[i].group, t->group, sizeof(list[i].group));
+        for (uint32_t k = 0; k < tenants->key_count; k++)
+            list[i].keys += tenants->keys[k].info.tenant == t->id;
+    }
+    pthread_mutex_unlock(&tenants->mutex);
+    *out = list;
+    return list ? count : 0;
 }
 
 base_code gw_tenants_mint(gw_tenants *tenants, char text[GW_KEY_TEXT_MAX + 1], const char *name,

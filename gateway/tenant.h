@@ -10,6 +10,7 @@
 #include "engine/base/err.h"
 #include "gateway/account.h"
 #include "gateway/app.h"
+#include "gateway/limit.h"
 
 #define GW_TENANT_NAME_MAX 64
 #define GW_KEY_TEXT_MAX 128 /* longer ones are refused unread */
@@ -36,6 +37,7 @@ typedef enum gw_auth {
     GW_AUTH_WRONG,     /* 401 */
     GW_AUTH_SCOPE,     /* 403: right key, scope missing */
     GW_AUTH_NOT_LOCAL, /* 403: no keys, and the client is not on loopback */
+    GW_AUTH_FOREIGN,   /* 403: a browser's session, asked for by another site's page */
 } gw_auth;
 
 /* Makes the tenant `default` if there is none. The ledger is borrowed and outlives this. */
@@ -53,6 +55,13 @@ bool gw_tenants_keyed(const gw_tenants *tenants); /* at least one key is valid: 
  * `scopes`: all of these are needed. */
 gw_auth gw_tenants_authenticate(gw_tenants *tenants, gw_identity *out, const char *authorization,
                                 const char *api_key, const char *remote, uint32_t scopes);
+/* Who a key's row is, for those who showed that key before; GW_AUTH_WRONG once it is revoked. */
+gw_auth gw_tenants_of_key(gw_tenants *tenants, gw_identity *out, int64_t key, uint32_t scopes);
+/* The tenant itself, without a key. False if there is none of that row. */
+bool gw_tenants_identity(gw_tenants *tenants, gw_identity *out, int64_t tenant);
+/* The name of the tenant whose own salt this is: neither a group's nor a cache_salt's. */
+bool gw_tenants_of_space(gw_tenants *tenants, char name[GW_TENANT_NAME_MAX + 1], uint64_t space);
+bool gw_tenants_named(gw_tenants *tenants, gw_identity *out, const char *name); /* the same */
 /* The same for an exchange. Thread: the exchange's loop, as for the next two. */
 gw_auth gw_tenants_check(gw_tenants *tenants, gw_identity *out, gw_exchange *exchange,
                          uint32_t scopes);
@@ -80,6 +89,25 @@ base_code gw_tenants_add(gw_tenants *tenants, const char *key, const char *tenan
 /* By its row id. BASE_NOT_FOUND; without `force` BASE_CONFLICT for the last key with scope admin
  * while there are others. Blocks. Without the last key, loopback is open again. */
 base_code gw_tenants_revoke(gw_tenants *tenants, int64_t key, bool force, base_err *err);
+
+typedef struct gw_tenant_info {
+    gw_identity identity;               /* without a key */
+    char group[GW_TENANT_NAME_MAX + 1]; /* "": none */
+    int64_t created_ms;
+    uint32_t keys, running; /* valid ones; requests at once, now */
+    gw_limits limits;
+} gw_tenant_info;
+/* All of them, the caller's to free; NULL without memory. */
+uint32_t gw_tenants_list(gw_tenants *tenants, gw_tenant_info **out);
+/* Makes a tenant. BASE_CONFLICT if there is one of that name; BASE_INVALID names a wrong field;
+ * `group` as in gw_tenants_mint. Blocks, as the next. */
+base_code gw_tenants_make(gw_tenants *tenants, const char *name, const char *group, base_err *err);
+/* BASE_NOT_FOUND. `change` as in gw_limits_read; all of it holds from now on, or nothing. */
+base_code gw_tenants_limit(gw_tenants *tenants, const char *name, const json_t *change,
+                           base_err *err);
+/* One request more, see gw_limit_enter; and its end. */
+bool gw_tenants_enter(gw_tenants *tenants, int64_t tenant, const char **what, uint32_t *retry_ms);
+void gw_tenants_leave(gw_tenants *tenants, int64_t tenant, uint64_t tokens);
 
 typedef struct gw_key_info {
     int64_t key, tenant;

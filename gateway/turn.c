@@ -382,13 +382,14 @@ static void log_over(const gw_turn *turn)
     base_log(BASE_LOG_INFO,
              "turn_over req=%s turn=%s dialect=%s tenant=%lld status=%d finish=%d prompt=%u "
              "cached=%u output=%u stored=%d "
-             "ms=%llu%s%s",
+             "ms=%llu%s%s%s%s",
              turn->request_id, turn->id.text, turn->dialect->name, (long long)turn->identity.tenant,
              turn->first->status, turn->done_seen ? (int)turn->finish : -1,
              turn->usage.prompt_tokens, turn->usage.cached_tokens, turn->usage.output_tokens,
              turn->stored, (unsigned long long)((base_now_ns() - turn->received_ns) / 1000000),
              turn->error.code ? " error=" : "",
-             turn->error.code ? base_code_name(turn->error.code) : "");
+             turn->error.code ? base_code_name(turn->error.code) : "",
+             turn->first->trace_id[0] ? " trace=" : "", turn->first->trace_id);
 }
 
 /* What a choice has for itself. */
@@ -408,6 +409,15 @@ static void deinit_choice(gw_turn *turn)
     free(turn->held);
 }
 
+static void leave_limits(gw_turn *first)
+{
+    eng_usage used = gw_turn_usage(first);
+    if (first->entered)
+        gw_tenants_leave(first->app->tenants, first->identity.tenant,
+                         (uint64_t)used.prompt_tokens - used.cached_tokens + used.output_tokens);
+    first->entered = false;
+}
+
 static void free_if_over(gw_turn *turn)
 {
     turn = turn->first;
@@ -423,6 +433,8 @@ static void free_if_over(gw_turn *turn)
         gw_metrics_add(turn->app->metrics, GW_CLIENT_GONE, 1);
     }
     gw_metrics_request(turn->app->metrics, turn->dialect->route, turn->status);
+    gw_turn_show_end(turn);
+    leave_limits(turn);
     for (uint32_t i = turn->choice_count; i-- > 0;)
         deinit_choice(turn->choices[i]);
     eng_grammar_unref(turn->request.grammar);
@@ -486,6 +498,10 @@ static base_code failure(gw_turn *turn, base_err *err)
     case ENG_FINISH_DEADLINE:
         return base_fail(err, BASE_TIMEOUT, "the request did not end within its time limit");
     case ENG_FINISH_CANCELLED:
+        if (!turn->dialect->tells_cut && atomic_load(&turn->first->live.cancelled)) {
+            turn->error_row = (gw_error_row){503, "server_error", "cancelled", 0, 0};
+            return base_fail(err, BASE_CANCELLED, "the operator cancelled the request");
+        }
         if (!turn->dialect->tells_cut)
             return base_fail(err, BASE_CLOSED, "the server is shutting down");
         break;
@@ -512,13 +528,15 @@ static void account(gw_turn *first)
         const gw_turn *turn = first->choices[i];
         if (turn->finish == ENG_FINISH_ERROR)
             outcome = GW_OUTCOME_FAILED;
-        else if (turn->finish == ENG_FINISH_CANCELLED && outcome == GW_OUTCOME_DONE)
+        else if ((turn->finish == ENG_FINISH_CANCELLED || turn->finish == ENG_FINISH_DEADLINE) &&
+                 outcome == GW_OUTCOME_DONE)
             outcome = GW_OUTCOME_CANCELLED;
         stored &= turn->stored;
     }
     eng_usage usage = gw_turn_usage(first);
     gw_account_add(gw_tenants_account(first->app->tenants), first->identity.tenant,
                    first->identity.name, &usage, outcome, stored);
+    gw_metrics_finish(first->app->metrics, first->finish);
     gw_metrics_observe(first->app->metrics, GW_E2E,
                        (double)(base_now_ns() - first->received_ns) * 1e-9);
 }
@@ -530,8 +548,12 @@ static void tell_end(gw_turn *turn)
     first->busy++;
     turn->is_told = true;
     first->told_count++;
-    if (gw_turn_all_told(first))
+    if (gw_turn_all_told(first)) {
+        /* Before anyone is told: who then asks for totals, or again, finds it there. */
+        account(first);
+        leave_limits(first);
         let_go_lock(first);
+    }
     if (gw_turn_heard(turn)) {
         base_err err = BASE_ERR_INIT;
         bool failed = failure(turn, &err) != BASE_OK;
@@ -544,8 +566,6 @@ static void tell_end(gw_turn *turn)
             turn->dialect->finish(turn);
         }
     }
-    if (gw_turn_all_told(first))
-        account(first);
     first->busy--;
     free_if_over(first);
 }
@@ -613,6 +633,9 @@ static bool begin_commit(gw_turn *turn, uint32_t run_tokens)
     turn->commit = (gw_commit){
         .done = commit_done,
         .retention = turn->retention,
+        .extra = !turn->choice          ? GW_EXTRA_NONE
+                 : turn->leader == turn ? GW_EXTRA_CHOICE
+                                        : GW_EXTRA_SHARED,
         .turn = turn->id.text,
         .session = turn->session.text,
         .label = turn->label,
@@ -694,6 +717,7 @@ static void on_done(gw_turn *turn, const eng_event *event)
     turn->stop_index = event->stop_index;
     turn->usage = event->usage;
     attribute(turn);
+    gw_turn_show(turn);
     gw_metrics_miss(turn->app->metrics, turn->cache.miss, turn->cache.lost);
     if (event->finish == ENG_FINISH_ERROR) {
         turn->error = event->err;
@@ -735,6 +759,10 @@ static void admitted(gw_turn *turn)
     if (turn->state != GW_TURN_PREPARING)
         return;
     turn->state = GW_TURN_QUEUED;
+    turn->queued_ms = base_wall_ms();
+    if (turn->live.listed)
+        gw_live_submitted(turn->app->live, &turn->live, turn->engine_ids, turn->choice_count);
+    gw_turn_show(turn);
     if (turn->dialect->admit)
         turn->dialect->admit(turn);
     if (turn->stream && gw_turn_heard(turn))
@@ -745,13 +773,15 @@ static void observe(gw_turn *turn, const eng_event *event)
 {
     if (!event->token_count)
         return;
+    gw_metrics *metrics = turn->app->metrics;
     uint64_t now = base_now_ns();
     if (!turn->first_ns) {
         turn->first_ns = now;
-        gw_metrics_observe(turn->app->metrics, GW_TTFT, (double)(now - turn->received_ns) * 1e-9);
+        gw_metrics_observe(metrics, GW_TTFT, (double)(now - turn->received_ns) * 1e-9);
     } else {
-        gw_metrics_observe(turn->app->metrics, GW_ITL, (double)(now - turn->last_ns) * 1e-9);
+        gw_metrics_observe(metrics, GW_ITL, (double)(now - turn->last_ns) * 1e-9);
     }
+    gw_metrics_observe(metrics, GW_ACCEPTED_LENGTH, event->token_count);
     turn->last_ns = now;
 }
 
@@ -769,11 +799,21 @@ static void on_event(gw_port *port, const eng_event *event)
         turn->usage.evicted_tokens = event->usage.evicted_tokens;
         turn->usage.queue_ns = event->usage.queue_ns;
         attribute(turn);
+        if (!turn->first->started_ms)
+            turn->first->started_ms = base_wall_ms();
+        gw_metrics_started(turn->app->metrics, event->usage.prompt_tokens,
+                           event->usage.cached_tokens);
+        gw_turn_show(turn);
         if (turn->dialect->started)
             turn->dialect->started(turn);
     } else {
+        bool begins = !turn->first_ns;
         observe(turn, event);
         add_tokens(turn, event);
+        if (event->token_count && begins)
+            gw_turn_show(turn);
+        else if (event->token_count && turn->first->live.listed)
+            gw_live_step(turn->app->live, &turn->first->live, event->token_count);
         if (turn->dialect->step)
             turn->dialect->step(turn, event);
         for (uint32_t i = 0; i < event->part_count; i++)
@@ -1047,7 +1087,8 @@ static base_code submit(gw_turn *turn, base_err *err)
         seed >>= 64 - SEED_BITS;
     }
     eng_request *requests = base_arena_calloc(turn->arena, count, sizeof(*requests));
-    if (!requests)
+    turn->engine_ids = base_arena_calloc(turn->arena, count, sizeof(*turn->engine_ids));
+    if (!requests || !turn->engine_ids)
         return base_fail(err, BASE_NOMEM, "no memory for choices");
     base_code code = gw_hold_output(turn, err);
     if (code)
@@ -1057,6 +1098,7 @@ static base_code submit(gw_turn *turn, base_err *err)
         choice->request.grammar = turn->request.grammar;
         fill_request(choice, seed);
         requests[i] = choice->request;
+        turn->engine_ids[i] = choice->request.id;
     }
     code = eng_submit_all(turn->app->engine, requests, count, err);
     if (code)
@@ -1226,6 +1268,23 @@ static bool session_over(gw_exchange *exchange)
     return value && (strcasecmp(value, "true") == 0 || strcmp(value, "1") == 0);
 }
 
+/* The tenant's limits; false with the error set. */
+static bool enter(gw_turn *turn)
+{
+    const char *what;
+    uint32_t retry_ms;
+    if (turn->dialect->dry)
+        return true;
+    turn->entered = gw_tenants_enter(turn->app->tenants, turn->identity.tenant, &what, &retry_ms);
+    if (turn->entered)
+        return true;
+    turn->error_row = (gw_error_row){429, "rate_limit_error", "rate_limit_exceeded", retry_ms, 1};
+    base_fail(&turn->error, BASE_FULL, "the limit %s of tenant %s is reached", what,
+              turn->identity.name);
+    gw_metrics_add(turn->app->metrics, GW_LIMITED, 1);
+    return false;
+}
+
 void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect)
 {
     gw_identity identity;
@@ -1274,6 +1333,7 @@ void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect
     turn->granted.run = on_granted;
     turn->committed.run = on_committed;
     snprintf(turn->request_id, sizeof(turn->request_id), "%s", gw_exchange_id(exchange));
+    gw_traceparent_read(turn->trace_id, gw_exchange_header(exchange, "traceparent"));
     gw_exchange_set_handler(exchange, turn, on_gone, on_drained);
     turn->busy++;
     bool ready = take_body(turn);
@@ -1291,8 +1351,11 @@ void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect
         base_fail(&turn->error, BASE_NOMEM, "no memory for a turn");
     } else if (gw_idempotent(turn, exchange)) {
         /* answered, or by another turn */
+    } else if (!enter(turn)) {
+        /* its tenant has enough */
     } else if (!gw_port_open(app->bridge, &turn->port, turn->loop, &turn->error)) {
         turn->port_open = true;
+        gw_turn_show_begin(turn);
         turn->worker_pending = gw_workers_submit(app->workers, &turn->job);
         if (!turn->worker_pending)
             base_fail(&turn->error, BASE_FULL, "too many requests wait for a worker");

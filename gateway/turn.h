@@ -30,9 +30,11 @@
 #include "gateway/bridge.h"
 #include "gateway/call.h"
 #include "gateway/ledger.h"
+#include "gateway/live.h"
 #include "gateway/lock.h"
 #include "gateway/tape.h"
 #include "gateway/tenant.h"
+#include "gateway/traceparent.h"
 #include "gateway/work.h"
 
 typedef struct gw_turn gw_turn;
@@ -128,8 +130,9 @@ struct gw_turn {
     gw_identity identity;
     gw_turn_state state;
     char request_id[GW_ID_MAX];
-    const char *path;            /* of the exchange; in the arena */
-    gw_id id, session, response; /* turn_, sess_ and the dialect's own */
+    char trace_id[GW_TRACE_ID_MAX + 1]; /* of the client's traceparent, "": none */
+    const char *path;                   /* of the exchange; in the arena */
+    gw_id id, session, response;        /* turn_, sess_ and the dialect's own */
     uint64_t received_ns;
     int64_t created_ms;
     base_arena *arena;
@@ -192,7 +195,11 @@ struct gw_turn {
     gw_held *held;
     uint32_t held_count, held_capacity;
     uint64_t first_ns, last_ns, written_ns, done_ns;
-    int status; /* HTTP status that the client got, 0: none yet */
+    int status;                    /* HTTP status that the client got, 0: none yet */
+    bool entered;                  /* it counts for its tenant's limits */
+    int64_t queued_ms, started_ms; /* Unix time, 0: not yet; first's, for `live` */
+    gw_live_entry live;            /* what others see of the request; first's */
+    uint64_t *engine_ids;          /* [choice_count]; first's, in the arena */
     /* ---- who holds it ---- */
     gw_lock lock;
     atomic_bool gone, submitted;
@@ -206,6 +213,12 @@ struct gw_turn {
 
 /* An id for eng_request.id that no other request has. Thread: any. */
 uint64_t gw_request_id(void);
+
+/* turn_live.c: what others see of the request. Loop, as the turn itself; dry turns are not shown.
+ */
+void gw_turn_show_begin(gw_turn *turn);
+void gw_turn_show(gw_turn *turn); /* its phase is another one */
+void gw_turn_show_end(gw_turn *turn);
 
 /* Takes the exchange: authenticates it and begins a turn. Thread: the exchange's loop. */
 void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect);

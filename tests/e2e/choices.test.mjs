@@ -10,7 +10,7 @@ const chat = (content, more) => ({ model: 'nano', messages: [{ role: 'user', con
 const texts = (r) => r.choices.map((c) => c.message.content);
 
 await check('the prompt of four answers is prefilled once, usage says so and sums what was made', async () => {
-  const before = await Promise.all(['whimbrel_prompt_tokens_total', 'whimbrel_cached_tokens_total'].map((n) => metric(server.admin, n)));
+  const before = await Promise.all(['whimbrel_engine_prompt_tokens_total', 'whimbrel_engine_cached_tokens_total'].map((n) => metric(server.admin, n)));
   const r = await client.chat.completions.create(chat(filler(150), { n: 4, seed: 5 }));
   assert.deepEqual(r.choices.map((c) => c.index), [0, 1, 2, 3]);
   const { prompt_tokens: prompt, completion_tokens: made, whimbrel } = r.usage;
@@ -18,7 +18,7 @@ await check('the prompt of four answers is prefilled once, usage says so and sum
   assert.equal(r.usage.total_tokens, prompt + made);
   assert.equal(r.usage.prompt_tokens_details.cached_tokens, whimbrel.choices[0].cached_tokens);
   assert.deepEqual(whimbrel.choices.slice(1).map((c) => c.cached_tokens), [prompt - 1, prompt - 1, prompt - 1]);
-  const after = await Promise.all(['whimbrel_prompt_tokens_total', 'whimbrel_cached_tokens_total'].map((n) => metric(server.admin, n)));
+  const after = await Promise.all(['whimbrel_engine_prompt_tokens_total', 'whimbrel_engine_cached_tokens_total'].map((n) => metric(server.admin, n)));
   const ran = after[0] - before[0] - (after[1] - before[1]);
   assert.equal(ran, prompt - whimbrel.choices[0].cached_tokens + 3, 'all of it once, its last token again for each');
 });

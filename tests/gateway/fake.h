@@ -120,6 +120,24 @@ const char *gw_exchange_path(const gw_exchange *exchange)
     return exchange->path ? exchange->path : "/v1/chat/completions";
 }
 
+const char *gw_exchange_method(const gw_exchange *exchange)
+{
+    (void)exchange;
+    return "POST";
+}
+
+const char *gw_exchange_authority(const gw_exchange *exchange)
+{
+    (void)exchange;
+    return "127.0.0.1";
+}
+
+gw_listener gw_exchange_listener(const gw_exchange *exchange)
+{
+    (void)exchange;
+    return GW_LISTENER_PUBLIC;
+}
+
 const char *gw_exchange_remote(const gw_exchange *exchange)
 {
     return exchange->remote ? exchange->remote : "127.0.0.1";

@@ -65,7 +65,7 @@ Test(metrics, series_are_bounded)
     for (const char *at = out.data; (at = strstr(at, "\nwhimbrel_requests_total{")) != NULL; at++)
         series++;
     cr_expect_eq(series, GW_ROUTES_MAX + 1u, "%zu", series);
-    expect_line("whimbrel_requests_total{route=\"other\",status=\"200\"} 952");
+    expect_line("whimbrel_requests_total{route=\"other\",status=\"200\"} 872");
 }
 
 Test(metrics, buckets_are_cumulative_and_their_bound_belongs_to_them)
@@ -110,7 +110,7 @@ Test(metrics, the_text_is_well_formed)
             continue;
         }
         cr_expect_eq(strncmp(line, family, strlen(family)), 0, "%s is not of %s", line, family);
-        cr_expect_eq(strncmp(line, "whimbrel_", 9), 0);
+        cr_expect(strncmp(line, "whimbrel_", 9) == 0 || strncmp(line, "process_", 8) == 0);
         char *space = strrchr(line, ' '), *end;
         cr_assert_not_null(space);
         strtod(space + 1, &end);
