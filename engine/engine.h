@@ -404,7 +404,7 @@ typedef struct eng_edge {
     uint64_t used_ns; /* base_now_ns clock */
 } eng_edge;
 /* At most `max` edges, those nearest to the first token first; returns how many. Thread: any; holds
- * a lock that the engine takes at each step, for about a microsecond an edge. */
+ * a lock that the engine takes at each step, in time that grows with the edges listed. */
 uint32_t eng_list_index(eng_engine *engine, eng_edge *out, uint32_t max);
 
 /* The next three wait for a step's border. Thread: any but the engine's and those that must not

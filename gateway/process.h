@@ -1,4 +1,4 @@
-/* gw_process: what the system says of this process. Thread: any; reads /proc, a few dozen us. */
+/* gw_process: what the system says of this process. Thread: any; reads /proc. */
 #pragma once
 #include <stdint.h>
 
