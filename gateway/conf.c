@@ -771,8 +771,8 @@ void gw_conf_help(FILE *file)
           "line that begins with \"ready\" once it serves; SIGTERM lets what runs end first.\n\n"
           "  whimbrel --model DIR                      on 127.0.0.1:8080, state in ./data\n"
           "  whimbrel --config FILE --set log.level=warn\n\n"
-          "The operator's side is at http://127.0.0.1:8081 (admin.listen): /metrics and "
-          "/admin/v1/.\n",
+          "The operator's side is at http://127.0.0.1:8081 (admin.listen): /dashboard/, /metrics "
+          "and /admin/v1/.\n",
           file);
     for (size_t i = 0; i < FLAG_COUNT; i++) {
         char name[40];
