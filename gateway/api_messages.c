@@ -943,6 +943,7 @@ static void deinit(gw_turn *turn)
 static const gw_dialect dialect = {
     .name = "messages",
     .route = ROUTE,
+    .anthropic = true,
     .parse = parse,
     .check = check,
     .open = open_stream,

@@ -77,6 +77,25 @@ void gw_limit_leave(gw_limit *limit, uint64_t tokens, uint64_t now_ns)
     limit->tokens -= limit->max.tokens_per_minute ? (double)tokens : 0;
 }
 
+static gw_limit_rate rate_of(double level, int64_t per_minute)
+{
+    if (!per_minute)
+        return (gw_limit_rate){0};
+    return (gw_limit_rate){
+        .limit = per_minute,
+        .left = level > 0 ? (int64_t)level : 0,
+        .full_ms = (uint64_t)ceil(((double)per_minute - level) * 60000 / (double)per_minute)};
+}
+
+gw_limit_view gw_limit_look(gw_limit *limit, uint64_t now_ns)
+{
+    fill(limit, now_ns);
+    return (gw_limit_view){
+        .requests = rate_of(limit->requests, limit->max.requests_per_minute),
+        .tokens = rate_of(limit->tokens, limit->max.tokens_per_minute),
+    };
+}
+
 base_code gw_limits_read(gw_limits *limits, const json_t *object, base_err *err)
 {
     const char *name;

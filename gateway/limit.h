@@ -31,6 +31,17 @@ bool gw_limit_enter(gw_limit *limit, const char **what, uint32_t *retry_ms, uint
 /* It is over, and used so many tokens: uncached ones of its prompt and those of its output. */
 void gw_limit_leave(gw_limit *limit, uint64_t tokens, uint64_t now_ns);
 
+/* What is left of a minute's worth; limit 0: no such bound. */
+typedef struct gw_limit_rate {
+    int64_t limit, left;
+    uint64_t full_ms; /* until all of it is there again */
+} gw_limit_rate;
+
+typedef struct gw_limit_view {
+    gw_limit_rate requests, tokens;
+} gw_limit_view;
+gw_limit_view gw_limit_look(gw_limit *limit, uint64_t now_ns);
+
 /* Members of a JSON object change `limits`, null takes a bound away; BASE_INVALID names what is
  * wrong, and members that are no bound. */
 base_code gw_limits_read(gw_limits *limits, const json_t *object, base_err *err);

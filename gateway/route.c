@@ -224,7 +224,10 @@ static bool admissible(gw_app *app, gw_exchange *exchange)
         gw_exchange_add_header(exchange, "access-control-allow-origin", origin);
         gw_exchange_add_header(
             exchange, "access-control-expose-headers",
-            "x-request-id, request-id, retry-after, retry-after-ms, x-should-retry");
+            "x-request-id, request-id, retry-after, retry-after-ms, x-should-retry, "
+            "x-ratelimit-limit-requests, x-ratelimit-remaining-requests, "
+            "x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, "
+            "x-ratelimit-reset-tokens");
     }
     if (gw_tenants_keyed(app->tenants) && gw_exchange_listener(exchange) != GW_LISTENER_ADMIN)
         return true;

@@ -521,12 +521,14 @@ base_code gw_tenants_limit(gw_tenants *tenants, const char *name, const json_t *
     return code;
 }
 
-bool gw_tenants_enter(gw_tenants *tenants, int64_t id, const char **what, uint32_t *retry_ms)
+bool gw_tenants_enter(gw_tenants *tenants, int64_t id, const char **what, uint32_t *retry_ms,
+                      gw_limit_view *view)
 {
     uint64_t now = base_now_ns();
     pthread_mutex_lock(&tenants->mutex);
     tenant *t = tenant_by_id(tenants, id);
     bool in = !t || gw_limit_enter(&t->limit, what, retry_ms, now);
+    *view = t ? gw_limit_look(&t->limit, now) : (gw_limit_view){0};
     pthread_mutex_unlock(&tenants->mutex);
     return in;
 }

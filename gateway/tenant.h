@@ -105,8 +105,9 @@ base_code gw_tenants_make(gw_tenants *tenants, const char *name, const char *gro
 /* BASE_NOT_FOUND. `change` as in gw_limits_read; all of it holds from now on, or nothing. */
 base_code gw_tenants_limit(gw_tenants *tenants, const char *name, const json_t *change,
                            base_err *err);
-/* One request more, see gw_limit_enter; and its end. */
-bool gw_tenants_enter(gw_tenants *tenants, int64_t tenant, const char **what, uint32_t *retry_ms);
+/* One request more, see gw_limit_enter, and what is left then; and its end. */
+bool gw_tenants_enter(gw_tenants *tenants, int64_t tenant, const char **what, uint32_t *retry_ms,
+                      gw_limit_view *view);
 void gw_tenants_leave(gw_tenants *tenants, int64_t tenant, uint64_t tokens);
 
 typedef struct gw_key_info {

@@ -1268,23 +1268,6 @@ static bool session_over(gw_exchange *exchange)
     return value && (strcasecmp(value, "true") == 0 || strcmp(value, "1") == 0);
 }
 
-/* The tenant's limits; false with the error set. */
-static bool enter(gw_turn *turn)
-{
-    const char *what;
-    uint32_t retry_ms;
-    if (turn->dialect->dry)
-        return true;
-    turn->entered = gw_tenants_enter(turn->app->tenants, turn->identity.tenant, &what, &retry_ms);
-    if (turn->entered)
-        return true;
-    turn->error_row = (gw_error_row){429, "rate_limit_error", "rate_limit_exceeded", retry_ms, 1};
-    base_fail(&turn->error, BASE_FULL, "the limit %s of tenant %s is reached", what,
-              turn->identity.name);
-    gw_metrics_add(turn->app->metrics, GW_LIMITED, 1);
-    return false;
-}
-
 void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect)
 {
     gw_identity identity;
@@ -1351,7 +1334,7 @@ void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect
         base_fail(&turn->error, BASE_NOMEM, "no memory for a turn");
     } else if (gw_idempotent(turn, exchange)) {
         /* answered, or by another turn */
-    } else if (!enter(turn)) {
+    } else if (!gw_turn_enter(turn)) {
         /* its tenant has enough */
     } else if (!gw_port_open(app->bridge, &turn->port, turn->loop, &turn->error)) {
         turn->port_open = true;

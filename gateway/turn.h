@@ -57,6 +57,7 @@ typedef struct gw_dialect {
     /* Worker, once the first choice has its prompt: makes the state of another, whose plan and
      * prompt are the first's, and maybe a prompt of its own. NULL: one answer a request. */
     base_code (*choose)(gw_turn *choice, base_err *err);
+    bool anthropic; /* what is left of a tenant's limits is told in that vendor's headers */
     /* Nothing is generated or stored: `finish` comes once the prompt is made, however long. */
     bool dry;
     /* Worker, for dry turns whose answer may be long: writes it, so that `finish` on the loop holds
@@ -213,6 +214,11 @@ struct gw_turn {
 
 /* An id for eng_request.id that no other request has. Thread: any. */
 uint64_t gw_request_id(void);
+
+/* turn_limit.c: counts it for its tenant's limits, and tells the client what is left of those: on
+ * an answer and on a refusal, which is false with the turn's error set. Loop; before anything of
+ * the answer is sent. */
+bool gw_turn_enter(gw_turn *turn);
 
 /* turn_live.c: what others see of the request. Loop, as the turn itself; dry turns are not shown.
  */

@@ -108,6 +108,27 @@ Test(limit, tokens_are_taken_when_they_are_known)
     cr_expect_eq(retry, 60000, "no client waits longer");
 }
 
+Test(limit, what_is_left_is_told)
+{
+    gw_limit limit = {0};
+    uint32_t retry = 0;
+    uint64_t now = SECOND;
+    gw_limit_set(&limit, &(gw_limits){.requests_per_minute = 6, .tokens_per_minute = 600}, now);
+    cr_assert(enter(&limit, now, &retry));
+    gw_limit_leave(&limit, 700, now);
+    gw_limit_view view = gw_limit_look(&limit, now);
+    cr_expect(view.requests.limit == 6 && view.requests.left == 5);
+    cr_expect_eq(view.requests.full_ms, 10000);
+    cr_expect(view.tokens.limit == 600 && view.tokens.left == 0);
+    cr_expect_eq(view.tokens.full_ms, 70000);
+    view = gw_limit_look(&limit, now + 20 * SECOND);
+    cr_expect(view.requests.left == 6 && view.requests.full_ms == 0);
+    cr_expect(view.tokens.left == 100 && view.tokens.full_ms == 50000);
+    gw_limit_set(&limit, &(gw_limits){0}, now);
+    view = gw_limit_look(&limit, now);
+    cr_expect(view.requests.limit == 0 && view.tokens.limit == 0);
+}
+
 Test(limit, members_are_read_by_name)
 {
     static const struct {
