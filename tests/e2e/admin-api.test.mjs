@@ -7,7 +7,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Validator } from '@seriousme/openapi-schema-validator';
 import Ajv2020 from 'ajv/dist/2020.js';
-import { check, finish, post, root as here, sleep, startServer, word } from './lib.mjs';
+import { build, check, finish, post, root as here, sleep, startServer, word } from './lib.mjs';
 
 const server = await startServer({ set: { 'sessions.pin_seconds_max': 60 } });
 const mint = async (body, key) => (await post(server.admin, '/admin/v1/keys', body, key ? { 'x-api-key': key } : {})).json.key;
@@ -361,7 +361,7 @@ await check('a trace in both forms is one that whimbrel-replay reads, without a 
     const text = await call('GET', 'trace', { query: `?format=${format}` });
     assert.ok(!text.includes(secret));
     writeFileSync(join(folder, format), text);
-    const stats = JSON.parse(execFileSync(join(process.env.WHIMBREL_E2E_BUILD ?? join(here, 'build'), 'whimbrel-replay'), ['stats', '--json', join(folder, format)], { encoding: 'utf8' }).split('\n')[0]);
+    const stats = JSON.parse(execFileSync(join(build, 'whimbrel-replay'), ['stats', '--json', join(folder, format)], { encoding: 'utf8' }).split('\n')[0]);
     assert.ok(JSON.stringify(stats).length > 10, format);
   }
   rmSync(folder, { recursive: true });

@@ -232,6 +232,7 @@ await check('keys: one is made and shown once; from then on the pages ask for on
   assert.equal((await fetch(`${server.admin}/admin/v1/keys`, { headers: { 'x-api-key': key } })).status, 200);
   await page.getByRole('button', { name: 'Done' }).click();
   await page.getByRole('heading', { name: 'Log in' }).waitFor();
+  await page.locator('.secret').waitFor({ state: 'detached' });
   assert.ok(!(await page.content()).includes(key), 'shown once');
   tab.said.length = 0; // the 401 that brought the form
   await page.getByLabel('Admin key').fill('wb_wrong_and_long_enough');

@@ -4,9 +4,9 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import assert from 'node:assert/strict';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { check, finish, root, startServer } from './lib.mjs';
+import { build, check, finish, startServer } from './lib.mjs';
 
-const program = join(process.env.WHIMBREL_E2E_BUILD ?? join(root, 'build'), 'whimbrel-replay');
+const program = join(build, 'whimbrel-replay');
 
 function replay(...argv) {
   return new Promise((resolve) => execFile(program, argv, { encoding: 'utf8', maxBuffer: 1 << 24 }, (error, out, log) =>

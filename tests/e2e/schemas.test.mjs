@@ -8,12 +8,11 @@ import Ajv7 from 'ajv';
 import Ajv2019 from 'ajv/dist/2019.js';
 import Ajv2020 from 'ajv/dist/2020.js';
 import Ajv4 from 'ajv-draft-04';
-import { check, finish, root } from './lib.mjs';
+import { build, check, finish, root } from './lib.mjs';
 
 const LONG = process.env.WHIMBREL_LONG === '1';
 const COUNT = Number(process.env.WHIMBREL_DOCUMENTS ?? (LONG ? 1000 : 12));
 const [FIRST, SCHEMAS] = (process.env.WHIMBREL_SCHEMAS ?? (LONG ? '0,500' : '0,20')).split(',').map(Number);
-const build = process.env.WHIMBREL_E2E_BUILD ?? join(root, 'build');
 const program = spawn(join(build, 'tests/engine/grammar-judge'), { stdio: ['pipe', 'pipe', 'inherit'] });
 /** Its lines; node:readline would break them at U+2028, too, which a JSON string may hold. */
 async function* lines(stream) {

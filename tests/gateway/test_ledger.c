@@ -1006,7 +1006,7 @@ Test(ledger, the_log_stays_small)
         most = stats.wal_bytes > most ? stats.wal_bytes : most;
     }
     cr_assert_lt(most, 64u << 20);
-    for (int i = 0; i < 50 && gw_ledger_get_stats(ledger).wal_bytes > 1u << 20; i++)
+    for (int i = 0; i < 300 && gw_ledger_get_stats(ledger).wal_bytes > 1u << 20; i++)
         usleep(100000);
     cr_assert_leq(gw_ledger_get_stats(ledger).wal_bytes, 1u << 20, "cut short when idle");
     gw_ledger_close(ledger);
