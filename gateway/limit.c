@@ -6,7 +6,7 @@
 
 #define MINUTE_NS 60e9
 #define RETRY_MS 1000      /* where nobody can say when a request will be over */
-#define RETRY_MS_MAX 60000 /* clients that are told more do not wait at all */
+#define RETRY_MS_MAX 59999 /* clients that are told more do not wait at all */
 #define BOUND_MAX 1000000000000
 
 static const struct {

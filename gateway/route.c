@@ -227,7 +227,10 @@ static bool admissible(gw_app *app, gw_exchange *exchange)
             "x-request-id, request-id, retry-after, retry-after-ms, x-should-retry, "
             "x-ratelimit-limit-requests, x-ratelimit-remaining-requests, "
             "x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, "
-            "x-ratelimit-reset-tokens");
+            "x-ratelimit-reset-tokens, anthropic-ratelimit-requests-limit, "
+            "anthropic-ratelimit-requests-remaining, anthropic-ratelimit-requests-reset, "
+            "anthropic-ratelimit-tokens-limit, anthropic-ratelimit-tokens-remaining, "
+            "anthropic-ratelimit-tokens-reset");
     }
     if (gw_tenants_keyed(app->tenants) && gw_exchange_listener(exchange) != GW_LISTENER_ADMIN)
         return true;

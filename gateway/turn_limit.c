@@ -19,19 +19,6 @@ static void put(gw_exchange *exchange, const char *name, int64_t value)
     gw_exchange_add_header(exchange, name, text);
 }
 
-/* 250ms, 7.5s, 1m0s */
-static void duration(char *out, size_t size, uint64_t ms)
-{
-    if (ms < 1000)
-        snprintf(out, size, "%llums", (unsigned long long)ms);
-    else if (ms < 60000)
-        snprintf(out, size, "%llu.%03llus", (unsigned long long)ms / 1000,
-                 (unsigned long long)ms % 1000);
-    else
-        snprintf(out, size, "%llum%llus", (unsigned long long)ms / 60000,
-                 (unsigned long long)(ms % 60000 + 999) / 1000);
-}
-
 static void tell_openai(gw_exchange *exchange, const char *what, const gw_limit_rate *rate)
 {
     char name[48], text[48];
@@ -40,7 +27,8 @@ static void tell_openai(gw_exchange *exchange, const char *what, const gw_limit_
     snprintf(name, sizeof name, "x-ratelimit-remaining-%s", what);
     put(exchange, name, rate->left);
     snprintf(name, sizeof name, "x-ratelimit-reset-%s", what);
-    duration(text, sizeof text, rate->full_ms);
+    snprintf(text, sizeof text, "%llu.%03llus", (unsigned long long)rate->full_ms / 1000,
+             (unsigned long long)rate->full_ms % 1000);
     gw_exchange_add_header(exchange, name, text);
 }
 
@@ -76,8 +64,10 @@ bool gw_turn_enter(gw_turn *turn)
     if (turn->entered)
         return true;
     turn->error_row = (gw_error_row){429, "rate_limit_error", "rate_limit_exceeded", retry_ms, 1};
-    base_fail(&turn->error, BASE_FULL, "the limit %s of tenant %s is reached", what,
-              turn->identity.name);
+    /* Codex takes the wait from the words. */
+    base_fail(&turn->error, BASE_FULL,
+              "the limit %s of tenant %s is reached: try again in %u.%03us", what,
+              turn->identity.name, retry_ms / 1000, retry_ms % 1000);
     gw_metrics_add(turn->app->metrics, GW_LIMITED, 1);
     return false;
 }

@@ -31,7 +31,6 @@ async function fails(promise, kind, { status, type, code, retry, text }) {
   const ms = Number(e.headers.get('retry-after-ms')), seconds = Number(e.headers.get('retry-after'));
   if (retry === true) assert.ok(ms > 0 && ms < 60000 && seconds === Math.ceil(ms / 1000), `retry-after-ms ${ms}, retry-after ${seconds}`);
   if (retry === false) assert.equal(e.headers.get('x-should-retry'), 'false');
-  return e;
 }
 
 await check('openai 400: a bad value, a prompt too long, something not offered', async () => {
@@ -96,37 +95,8 @@ await check('429: a bound of the tenant; no SDK tries it again, for waiting does
   await fails(make(openai(small.url), '/sessions'), OpenAI.RateLimitError, { status: 429, type: 'rate_limit_error', code: 'session_limit', retry: false, text: /sessions.count_max|1 session/ });
   await fails(make(anthropic(small.url), '/v1/sessions'), Anthropic.RateLimitError, { status: 429, type: 'rate_limit_error', retry: false });
   await small.stop();
-  console.log('[skip] 402 billing_error: nothing is paid for here, so no account runs out of money');
-});
-
-await check('429: rate_limit_exceeded tells what is left and when, whole and streamed; waiting as told is enough', async () => {
-  const server = await startServer();
-  const limit = async (limits) => assert.equal((await fetch(`${server.admin}/admin/v1/tenants/default`,
-    { method: 'PATCH', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ limits }) })).status, 200);
-  const client = openai(server.url), claude = anthropic(server.url), refused = { status: 429, type: 'rate_limit_error' };
-  const of = (headers, kind) => ['limit', 'remaining', 'reset'].map((part) => headers.get(`x-ratelimit-${part}-${kind}`));
-  await limit({ requests_per_minute: 3, tokens_per_minute: 100000 });
-  const whole = (await client.chat.completions.create(chat()).withResponse()).response;
-  assert.deepEqual(of(whole.headers, 'requests').slice(0, 2), ['3', '2']);
-  assert.match(of(whole.headers, 'requests')[2], /^(19|20)\.\d{3}s$/);
-  assert.deepEqual(of(whole.headers, 'tokens').slice(0, 2), ['100000', '100000'], 'its tokens are not known yet');
-  const { data, response } = await client.responses.create({ model: 'nano', input: 'hello!', max_output_tokens: 4, stream: true }).withResponse();
-  for await (const _ of data);
-  assert.deepEqual(of(response.headers, 'requests').slice(0, 2), ['3', '1']);
-  assert.ok(Number(of(response.headers, 'tokens')[1]) < 100000, 'those of the first are');
-  const said = (await claude.messages.create(message()).withResponse()).response.headers;
-  assert.deepEqual(['limit', 'remaining'].map((part) => said.get(`anthropic-ratelimit-requests-${part}`)), ['3', '0']);
-  assert.ok(Date.parse(said.get('anthropic-ratelimit-requests-reset')) > Date.now());
-  assert.equal(said.get('x-ratelimit-limit-requests'), null);
-  const error = await fails(client.chat.completions.create(chat()), OpenAI.RateLimitError, { ...refused, code: 'rate_limit_exceeded', retry: true, text: /requests_per_minute/ });
-  assert.equal(of(error.headers, 'requests')[1], '0');
-  const ms = Number(error.headers.get('retry-after-ms'));
-  assert.ok(ms > 0 && ms <= 20001 && Number(error.headers.get('retry-after')) === Math.ceil(ms / 1000));
-  await fails(claude.messages.create(message()), Anthropic.RateLimitError, { ...refused, retry: true });
-  await limit({ requests_per_minute: 120, tokens_per_minute: null }); // full again: 120 of them, then one each half second
-  const fast = openai(server.url, { maxRetries: 5 });
-  for (let i = 0; i < 121; i++) assert.equal((await fast.chat.completions.create(chat({ max_tokens: 1 }))).object, 'chat.completion');
-  await server.stop();
+  // rate_limit_exceeded: limits.test.mjs
+  console.log('[skip] 402 billing_error, 429 insufficient_quota: nothing is paid for here, so no account runs out of money');
 });
 
 // ---- one turn at a time ----
