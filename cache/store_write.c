@@ -187,7 +187,7 @@ static uint32_t take_jobs(kv_store *store, uint64_t *bytes)
             rec->state = KV_REC_WRITING;
             store->jobs_now[count] = job;
             store->recs_now[count] = *rec;
-            store->recs_now[count].offset = *bytes; /* in the batch, for now */
+            store->recs_now[count].offset = *bytes; /* in the batch, until it has a place */
             *bytes += rec->length;
             count++;
         } else { /* dropped while it waited */
@@ -293,6 +293,17 @@ static void supersede(kv_store *store, uint32_t at)
     }
 }
 
+/* Commits what was begun if all of it went well. */
+static base_code end_transaction(kv_store *store, base_code code)
+{
+    if (code == BASE_OK)
+        code = kv_store__db_commit(store);
+    if (code != BASE_OK)
+        kv_store__db_rollback(store);
+    store->log_used = true;
+    return code;
+}
+
 static base_code commit_batch(kv_store *store, uint32_t count, uint32_t segment, uint64_t base)
 {
     bool wanted[KV_BATCH_RECORDS];
@@ -324,12 +335,7 @@ static base_code commit_batch(kv_store *store, uint32_t count, uint32_t segment,
         code = kv_store__db_set(store, "day", day);
     if (code == BASE_OK)
         code = kv_store__db_set(store, "day_bytes", day_bytes);
-    if (code == BASE_OK)
-        code = kv_store__db_commit(store);
-    if (code != BASE_OK)
-        kv_store__db_rollback(store);
-    store->log_used = true;
-    return code;
+    return end_transaction(store, code);
 }
 
 static void publish_batch(kv_store *store, uint32_t count, uint32_t segment, uint64_t bytes)
@@ -452,12 +458,7 @@ static base_code commit_moves(kv_store *store, uint32_t count, uint32_t segment,
         code = kv_store__db_move(store, &moved, store->tokens_now[i], store->parents_now[i],
                                  store->segments[segment].number);
     }
-    if (code == BASE_OK)
-        code = kv_store__db_commit(store);
-    if (code != BASE_OK)
-        kv_store__db_rollback(store);
-    store->log_used = true;
-    return code;
+    return end_transaction(store, code);
 }
 
 /* Moves a batch of records out of a hollow segment. */

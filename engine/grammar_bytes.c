@@ -255,13 +255,19 @@ static void find_runs(lowering *l, const uint32_t *nodes)
     }
 }
 
+static lowering begin(gr_compile *c, const gr_dfa *dfa)
+{
+    return (lowering){.c = c,
+                      .dfa = dfa,
+                      .entry = gr_alloc(c, dfa->count, sizeof(uint32_t)),
+                      .tails = gr_alloc(c, dfa->count, sizeof(uint32_t[3]))};
+}
+
 uint32_t gr_dfa_lower(gr_compile *c, const gr_dfa *dfa, bool json, uint32_t next)
 {
-    lowering l = {.c = c, .dfa = dfa};
     if (dfa->count == 0)
         return GR_NONE;
-    l.entry = gr_alloc(c, dfa->count, sizeof *l.entry);
-    l.tails = gr_alloc(c, dfa->count, sizeof *l.tails);
+    lowering l = begin(c, dfa);
     uint32_t *nodes = gr_alloc(c, dfa->count, sizeof *nodes);
     /* Ends first, so that heights settle in one pass. */
     for (uint32_t s = dfa->count; s-- > 0;) {
@@ -282,11 +288,9 @@ uint32_t gr_dfa_lower(gr_compile *c, const gr_dfa *dfa, bool json, uint32_t next
 
 uint32_t gr_dfa_lower_counted(gr_compile *c, const gr_dfa *dfa, uint32_t guard, uint32_t next)
 {
-    lowering l = {.c = c, .dfa = dfa};
     if (dfa->count == 0)
         return GR_NONE;
-    l.entry = gr_alloc(c, dfa->count, sizeof *l.entry);
-    l.tails = gr_alloc(c, dfa->count, sizeof *l.tails);
+    lowering l = begin(c, dfa);
     uint32_t *nodes = gr_alloc(c, dfa->count, sizeof *nodes);
     uint32_t end = gr_node_add(c, GR_STRING_END, guard, 0, next);
     for (uint32_t s = dfa->count; s-- > 0;) {

@@ -47,6 +47,16 @@ static base_code over(gw_db *c, int code, base_arena *arena, base_err *err)
                                     : BASE_OK;
 }
 
+/* The last step of a statement, and the reader given back. */
+static base_code finish(gw_ledger *ledger, gw_db *c, sqlite3_stmt *s, int step, base_arena *arena,
+                        base_err *err)
+{
+    base_code code = over(c, step, arena, err);
+    sqlite3_finalize(s);
+    gw_reader_give(ledger, c);
+    return code;
+}
+
 /* ---- sessions ---- */
 
 static void read_session(sqlite3_stmt *s, gw_session_view *out, base_arena *arena)
@@ -224,10 +234,7 @@ base_code gw_admin_turn_list(gw_ledger *ledger, gw_turn_view **out, uint32_t *co
     }
     if (step == SQLITE_ROW)
         *next = rows[*count - 1].row;
-    base_code code = over(c, step, arena, err);
-    sqlite3_finalize(s);
-    gw_reader_give(ledger, c);
-    return code;
+    return finish(ledger, c, s, step, arena, err);
 }
 
 base_code gw_admin_turn_read(gw_ledger *ledger, gw_turn_view *out, const char *id,
@@ -246,9 +253,7 @@ base_code gw_admin_turn_read(gw_ledger *ledger, gw_turn_view *out, const char *i
     }
     if (step == SQLITE_ROW)
         read_turn(s, out, arena);
-    base_code code = over(c, step, arena, err);
-    sqlite3_finalize(s);
-    gw_reader_give(ledger, c);
+    base_code code = finish(ledger, c, s, step, arena, err);
     return !code && step == SQLITE_DONE ? base_fail(err, BASE_NOT_FOUND, "there is no such turn")
                                         : code;
 }
@@ -273,10 +278,7 @@ base_code gw_admin_spaces(gw_ledger *ledger, uint64_t **out, uint32_t *count, in
         while ((step = sqlite3_step(s)) == SQLITE_ROW)
             spaces[(*count)++] = (uint64_t)sqlite3_column_int64(s, 0);
     }
-    base_code code = over(c, step, arena, err);
-    sqlite3_finalize(s);
-    gw_reader_give(ledger, c);
-    return code;
+    return finish(ledger, c, s, step, arena, err);
 }
 
 /* ---- traces ---- */
@@ -314,8 +316,5 @@ base_code gw_admin_trace_list(gw_ledger *ledger, gw_trace_turn **out, uint32_t *
             t->output_tokens = (uint32_t)sqlite3_column_int64(s, 9);
         }
     }
-    base_code code = over(c, step, arena, err);
-    sqlite3_finalize(s);
-    gw_reader_give(ledger, c);
-    return code;
+    return finish(ledger, c, s, step, arena, err);
 }
