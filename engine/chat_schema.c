@@ -35,7 +35,7 @@ typedef struct property {
 struct chat_schema {
     node *nodes;
     uint32_t node_count, node_capacity;
-    int32_t *by_text; /* [2 * node_capacity] open addressing by where the schema stands, -1: empty */
+    int32_t *by_text;     /* [2 * node_capacity] open addressing by the schema's place, -1: empty */
     property *properties; /* open addressing by owner and name */
     uint32_t property_count, property_mask;
     base_buf names;

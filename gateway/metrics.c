@@ -152,14 +152,14 @@ void gw_metrics_misses(const gw_metrics *metrics, uint32_t reason, uint64_t *tur
 
 static void observe_window(gw_metrics *metrics, gw_histogram histogram, double value)
 {
-    uint64_t now = base_now_ns();
-    if (histogram == GW_TTFT || histogram == GW_ITL)
+    if (histogram == GW_TTFT || histogram == GW_ITL) {
         gw_window_observe(metrics->window, histogram == GW_TTFT ? GW_WINDOW_TTFT : GW_WINDOW_ITL,
-                          value, now);
-    if (histogram != GW_ACCEPTED_LENGTH)
-        return;
-    gw_window_add(metrics->window, GW_WINDOW_OUTPUT_TOKENS, (uint64_t)value, now);
-    gw_window_add(metrics->window, GW_WINDOW_PASSES, 1, now);
+                          value, base_now_ns());
+    } else if (histogram == GW_ACCEPTED_LENGTH) {
+        uint64_t now = base_now_ns();
+        gw_window_add(metrics->window, GW_WINDOW_OUTPUT_TOKENS, (uint64_t)value, now);
+        gw_window_add(metrics->window, GW_WINDOW_PASSES, 1, now);
+    }
 }
 
 void gw_metrics_observe(gw_metrics *metrics, gw_histogram histogram, double value)
