@@ -6,8 +6,10 @@
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "gateway/body.h"
+#include "gateway/bridge.h"
 #include "gateway/dialect.h"
 #include "gateway/ledger_admin.h"
+#include "gateway/turn.h"
 
 #define TREE_DEFAULT 200
 #define TREE_MAX 1000
@@ -147,6 +149,107 @@ static base_code flush(gw_admin_call *call, base_err *err)
     base_buf_printf(&call->out, "{\"object\":\"cache.flushed\",\"namespaces\":%u,\"paths\":%u}",
                     done.namespaces, done.paths);
     return BASE_OK;
+}
+
+/* ---- prefetching ---- */
+
+typedef struct prefetch {
+    gw_port port; /* first member: the bridge hands it back */
+    gw_admin_call *call;
+    gw_id session, turn;
+    const int32_t *tokens;
+    uint32_t count;
+    uint64_t space, id;
+} prefetch;
+
+static void on_event(gw_port *port, const eng_event *event)
+{
+    prefetch *p = (prefetch *)port;
+    gw_admin_call *call = p->call;
+    const eng_usage *u = &event->usage;
+    if (event->kind != ENG_EVENT_DONE)
+        return;
+    gw_port_close(port);
+    if (event->finish == ENG_FINISH_STOP)
+        base_buf_printf(&call->out,
+                        "{\"object\":\"cache.prefetched\",\"session\":\"%s\",\"turn\":\"%s\","
+                        "\"tokens\":%u,\"cached_tokens\":%u,\"restored_tokens\":%u,"
+                        "\"queue_ms\":%.3f,\"prefill_ms\":%.3f}",
+                        p->session.text, p->turn.text, u->prompt_tokens, u->cached_tokens,
+                        u->restored_tokens, (double)u->queue_ns / 1e6, (double)u->prefill_ns / 1e6);
+    else if (event->finish == ENG_FINISH_ERROR)
+        call->err = event->err;
+    else
+        base_fail(&call->err, BASE_CLOSED, "the server stops");
+    gw_admin_finish(call); /* `p` lies in its arena */
+}
+
+/* A shutdown does not wait for it. */
+static void on_tick(gw_port *port, uint64_t now)
+{
+    prefetch *p = (prefetch *)port;
+    (void)now;
+    if (atomic_load(&p->call->app->draining))
+        eng_cancel(p->call->app->engine, p->id);
+}
+
+static void submit(gw_admin_call *call)
+{
+    prefetch *p = call->state;
+    eng_request request = {.id = p->id = gw_request_id(),
+                           .user = &p->port,
+                           .tokens = p->tokens,
+                           .token_count = p->count,
+                           .space = p->space,
+                           .prefill_only = true,
+                           .no_disk = true}; /* what is there is there; the next turn writes */
+    p->port.event = on_event;
+    p->port.tick = on_tick;
+    base_code code = gw_port_open(call->app->bridge, &p->port, call->loop, &call->err);
+    if (!code && !eng_submit(call->app->engine, &request, &call->err))
+        return;
+    if (!code)
+        gw_port_close(&p->port);
+    gw_admin_finish(call);
+}
+
+/* The session's latest tokens come into memory, from disk where that is quicker: as a request that
+ * says nothing. */
+static base_code prefetch_session(gw_admin_call *call, base_err *err)
+{
+    const char *id = NULL;
+    gw_session_view session;
+    gw_turn_view turn;
+    gw_turn_row row;
+    GW_TRY(gw_read_name(&id, call->body, "", "session", GW_ID_MAX, err));
+    if (!id)
+        return base_fail_param(err, BASE_INVALID, "session", "session is needed");
+    GW_TRY(gw_admin_session_read(call->app->ledger, &session, id, call->arena, err));
+    if (!session.head.text[0])
+        return base_fail_param(err, BASE_NOT_FOUND, "session", "the session has no turn");
+    GW_TRY(gw_admin_turn_read(call->app->ledger, &turn, session.head.text, call->arena, err));
+    if (turn.retention == GW_RETAIN_USAGE || !turn.space)
+        return base_fail_param(err, BASE_NOT_FOUND, "session",
+                               "the session's last turn keeps no tokens");
+    GW_TRY(gw_ledger_turn(call->app->ledger, &row, session.tenant, turn.id.text, call->arena, err));
+    prefetch *p = base_arena_calloc(call->arena, 1, sizeof *p);
+    if (!p)
+        return base_fail(err, BASE_NOMEM, "no memory for the call");
+    /* Prompt and output lie in one array. */
+    *p = (prefetch){.call = call,
+                    .session = session.id,
+                    .turn = turn.id,
+                    .tokens = row.prompt,
+                    .count = row.prompt_count + row.run_count,
+                    .space = turn.space};
+    call->state = p;
+    call->then = submit;
+    return BASE_OK;
+}
+
+void gw_admin_cache_prefetch(gw_app *app, gw_exchange *exchange)
+{
+    gw_admin_begin(app, exchange, prefetch_session);
 }
 
 void gw_admin_cache_tree(gw_app *app, gw_exchange *exchange)

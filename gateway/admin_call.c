@@ -49,6 +49,8 @@ static void free_call(gw_admin_call *call)
 
 static void answer(gw_admin_call *call)
 {
+    if (!call->err.code && call->out.failed)
+        base_fail(&call->err, BASE_NOMEM, "no memory for the answer");
     const gw_header headers[] = {{"content-type", call->type ? call->type : "application/json"},
                                  {"cache-control", "no-store"}};
     if (call->err.code && call->row.status)
@@ -59,12 +61,20 @@ static void answer(gw_admin_call *call)
         gw_respond(call->exchange, 200, headers, 2, call->out.data, call->out.length);
 }
 
-static void on_back(gw_message *message)
+void gw_admin_finish(gw_admin_call *call)
 {
-    gw_admin_call *call = (gw_admin_call *)((char *)message - offsetof(gw_admin_call, back));
     if (call->exchange)
         answer(call);
     free_call(call);
+}
+
+static void on_back(gw_message *message)
+{
+    gw_admin_call *call = (gw_admin_call *)((char *)message - offsetof(gw_admin_call, back));
+    if (call->then && !call->err.code)
+        call->then(call);
+    else
+        gw_admin_finish(call);
 }
 
 static base_code parse(gw_admin_call *call, base_err *err)
@@ -83,8 +93,6 @@ static void run(gw_job *job)
     base_code code = parse(call, &call->err);
     if (!code)
         code = call->work(call, &call->err);
-    if (!code && call->out.failed)
-        code = base_fail(&call->err, BASE_NOMEM, "no memory for the answer");
     if (code && !call->err.code)
         base_fail(&call->err, code, "the call could not be done");
     gw_loop_post(call->loop, &call->back);

@@ -1,7 +1,9 @@
 /* gw_admin_call: what calls of the admin listener share: who may call, the path's and the query's
  * parts, and a job on a worker for those that read or write the database.
  *
- * Thread: begin on the exchange's loop; `work` on a worker; the answer goes out on the loop. */
+ * Thread: begin on the exchange's loop; `work` on a worker; the answer goes out on the loop. A call
+ * that waits for the engine sets `then`, which goes on at the loop and ends with gw_admin_finish.
+ */
 #pragma once
 #include <jansson.h>
 
@@ -25,15 +27,17 @@ struct gw_admin_call {
     base_buf out;
     const char *type; /* of `out`; NULL: JSON */
     gw_error_row row;
+    void (*then)(gw_admin_call *call); /* set by `work`; NULL: `out` is the answer */
+    void *state;                       /* for `then` */
+    gw_loop *loop;
+    base_err err;
     /* ---- admin_call.c's ---- */
     gw_job job;
     gw_message back;
     gw_exchange *exchange; /* NULL once the client left. Loop */
-    gw_loop *loop;
     gw_admin_work *work;
     char *text; /* of the body */
     size_t length;
-    base_err err;
 };
 
 #define GW_ADMIN_BODY_MAX 4096 /* bytes; longer ones are 413 */
@@ -43,6 +47,8 @@ struct gw_admin_call {
 bool gw_admin_admit(gw_app *app, gw_exchange *exchange, gw_identity *out);
 /* Admits, copies what is needed and runs `work` on a worker. */
 void gw_admin_begin(gw_app *app, gw_exchange *exchange, gw_admin_work *work);
+/* Answers with `err` or `out`, if the client is still there, and frees the call. Thread: loop. */
+void gw_admin_finish(gw_admin_call *call);
 /* For calls that need no worker. 200, JSON; 503 if the buffer failed. */
 void gw_admin_respond(gw_exchange *exchange, const base_buf *body);
 

@@ -89,6 +89,7 @@ static const route routes[] = {
     {"GET", "/admin/v1/trace", ADMIN, gw_admin_trace},
     {"GET", "/admin/v1/cache/tree", ADMIN, gw_admin_cache_tree},
     {"POST", "/admin/v1/cache/flush", ADMIN | JSON_BODY, gw_admin_cache_flush},
+    {"POST", "/admin/v1/cache/prefetch", ADMIN | JSON_BODY, gw_admin_cache_prefetch},
     {"GET", "/admin/v1/tenants", ADMIN, gw_admin_tenants},
     {"POST", "/admin/v1/tenants", ADMIN | JSON_BODY, gw_admin_tenant_make},
     {"GET", "/admin/v1/tenants/{id}", ADMIN, gw_admin_tenant},

@@ -186,6 +186,7 @@ function openOne(main, session) {
         native && h('button', { onclick: attempt(() => post(`${path(session)}/pin`, { seconds: s.pinned_until ? 0 : 600 }), (a) => (a.pinned_until ? `pinned until ${when(a.pinned_until)}` : 'no longer pinned')) }, s.pinned_until ? 'Unpin' : 'Pin for 10 min'),
         native && h('button', { onclick: async () => { try { location.hash = `#/sessions/${(await post(`${path(session)}/fork`)).id}`; } catch (error) { notice(error.message, 'bad'); } } }, 'Fork'),
         native && h('button', { onclick: download }, 'Export'),
+        h('button', { onclick: attempt(() => post('cache/prefetch', { session }), (a) => `${count(a.tokens)} tokens are in memory, ${count(a.restored_tokens)} of them from disk`) }, 'Fetch pages'),
         h('button', { onclick: attempt(() => post('cache/flush', { session }), (a) => `${count(a.paths)} paths left the cache`) }, 'Flush pages'),
         native && h('button.bad', { onclick: async () => {
           if (!(await confirm('Delete this session?', 'Its turns, tokens and pages go from memory and disk. What forks stand on stays.', 'Delete'))) return;

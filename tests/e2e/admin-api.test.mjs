@@ -314,6 +314,12 @@ await check('the prefix tree as a list; flushed by session, tenant and as a whol
   assert.equal((await ask()).prompt_tokens_details.cached_tokens, 0);
   await call('POST', 'cache/flush', { body: { all: true } });
   assert.deepEqual((await call('GET', 'cache/tree')).data, []);
+  const warmed = await call('POST', 'cache/prefetch', { body: { session: first.whimbrel.session } });
+  assert.deepEqual([warmed.cached_tokens, warmed.restored_tokens], [0, 0]);
+  assert.ok(warmed.tokens > first.prompt_tokens, 'the answer too');
+  assert.ok((await ask()).prompt_tokens_details.cached_tokens >= first.prompt_tokens - 1, 'what was fetched ahead is found');
+  for (const body of [{}, { session: 5 }]) await call('POST', 'cache/prefetch', { body, status: 400 });
+  await call('POST', 'cache/prefetch', { body: { session: 'sess_none' }, status: 404 });
   for (const body of [{}, { all: false }, { tenant, all: true }, { tenant: 5 }]) await call('POST', 'cache/flush', { body, status: 400 });
   await call('POST', 'cache/flush', { body: { session: 'sess_none' }, status: 404 });
   await call('POST', 'cache/flush', { body: { tenant: 'nobody' }, status: 404 });

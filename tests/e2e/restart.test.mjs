@@ -96,6 +96,25 @@ await check('a damaged or deleted tier costs speed only; a locked one is named',
   rmSync(data, { recursive: true, force: true });
 });
 
+await check('pages that are fetched ahead are in memory when the turn comes', async () => {
+  const data = mkdtempSync(join(tmpdir(), 'whimbrel-restart-'));
+  let server = await startServer({ data });
+  const messages = [{ role: 'user', content: `Hello! My name is ${word()}. ${'Please tell me about the weather. '.repeat(20)}` }];
+  const first = await chat(server, messages);
+  await written(server);
+  await server.stop();
+  server = await startServer({ data });
+  const { status, json, text } = await post(server.admin, '/admin/v1/cache/prefetch', { session: first.session });
+  assert.equal(status, 200, text);
+  assert.equal(json.turn, first.turn);
+  assert.ok(json.restored_tokens >= first.prompt_tokens, text);
+  const next = await chat(server, [...messages, first.message, { role: 'user', content: pick(lines) }]);
+  assert.ok(next.cached_tokens >= first.prompt_tokens + first.completion_tokens - 1, JSON.stringify(next));
+  assert.equal(next.restored_tokens, 0);
+  await server.stop();
+  rmSync(data, { recursive: true, force: true });
+});
+
 await check('store: false leaves no page on disk', async () => {
   const data = mkdtempSync(join(tmpdir(), 'whimbrel-restart-'));
   let server = await startServer({ data });
