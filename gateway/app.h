@@ -18,6 +18,7 @@ typedef struct gw_pins gw_pins;
 typedef struct gw_live gw_live;
 typedef struct gw_events gw_events;
 typedef struct gw_cookies gw_cookies;
+typedef struct gw_otlp gw_otlp;
 
 typedef struct gw_app {
     const struct gw_conf *conf;
@@ -35,6 +36,7 @@ typedef struct gw_app {
     gw_events *events; /* for the operator, as the next two */
     gw_live *live;
     gw_cookies *cookies;
+    gw_otlp *otlp; /* NULL: no endpoint is set */
     gw_server *server;
     int64_t started_ms;   /* Unix time */
     _Atomic int draining; /* the server stops */

@@ -194,6 +194,8 @@ static const row rows[] = {
     {"log.access", BOOL, AT(log_access), "true", .help = "one line a request"},
     {"log.trace_path", TEXT, AT(log_trace_path), "",
      .help = "file for one JSON line a request; empty: none"},
+    {"otlp.endpoint", TEXT, AT(otlp_endpoint), "",
+     .help = "URL of a trace collector, http://HOST:4318/v1/traces; empty: none"},
 
     {"workers.threads", U32, AT(workers_threads), "0", 0, 256,
      .help = "threads that parse and tokenize; 0: one for every two cores"},

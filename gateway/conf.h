@@ -90,6 +90,7 @@ typedef struct gw_conf {
 
     base_log_level log_level; /* live: read again on SIGHUP */
     bool log_access;
+    char *otlp_endpoint;  /* "": none */
     char *log_trace_path; /* "": none; one JSON line a finished request */
 
     uint32_t workers_threads; /* 0: one for every two cores */

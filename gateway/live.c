@@ -203,13 +203,18 @@ static void put_number(base_buf *out, const char *name, bool known, int64_t valu
         base_buf_printf(out, ",\"%s\":null", name);
 }
 
-void gw_live_put(base_buf *out, const gw_live_request *r)
+const char *gw_live_finish_name(int finish)
 {
     static const char *const finishes[] = {
         [ENG_FINISH_STOP] = "stop",         [ENG_FINISH_CALLS] = "tool_calls",
         [ENG_FINISH_LENGTH] = "length",     [ENG_FINISH_CANCELLED] = "cancelled",
         [ENG_FINISH_DEADLINE] = "deadline", [ENG_FINISH_ERROR] = "error",
     };
+    return finish >= 0 ? finishes[finish] : "";
+}
+
+void gw_live_put(base_buf *out, const gw_live_request *r)
+{
     base_buf_puts(out, "{\"id\":");
     base_buf_json_text(out, r->id.text, strlen(r->id.text));
     base_buf_printf(out, ",\"object\":\"request\",\"tenant\":");
@@ -236,7 +241,7 @@ void gw_live_put(base_buf *out, const gw_live_request *r)
     put_number(out, "started_ms", r->started_ms != 0, r->started_ms);
     put_number(out, "first_ms", r->first_ms != 0, r->first_ms);
     put_number(out, "ended_ms", r->ended_ms != 0, r->ended_ms);
-    put_text(out, "finish", r->finish >= 0 ? finishes[r->finish] : "");
+    put_text(out, "finish", gw_live_finish_name(r->finish));
     put_number(out, "status", r->status != 0, r->status);
     put_text(out, "tool", r->tool);
     base_buf_puts(out, "}");

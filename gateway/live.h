@@ -25,6 +25,7 @@ typedef enum gw_phase {
     GW_PHASE_COUNT,
 } gw_phase;
 const char *gw_phase_name(gw_phase phase);
+const char *gw_live_finish_name(int finish); /* of an eng_finish; "" below 0 */
 
 typedef struct gw_live_request {
     gw_id id, turn, session; /* req_, turn_, sess_; "": not known yet */

@@ -26,6 +26,7 @@
 #include "gateway/live.h"
 #include "gateway/lock.h"
 #include "gateway/metrics.h"
+#include "gateway/otlp.h"
 #include "gateway/pin.h"
 #include "gateway/route.h"
 #include "gateway/seal.h"
@@ -154,6 +155,12 @@ static base_code create_pins(gw_app *app, base_err *err)
     return gw_pins_create(&app->pins, &options, err);
 }
 
+static base_code create_otlp(gw_app *app, base_err *err)
+{
+    const char *endpoint = app->conf->otlp_endpoint;
+    return endpoint[0] != '\0' ? gw_otlp_create(&app->otlp, endpoint, err) : BASE_OK;
+}
+
 static base_code start(gw_app *app, base_err *err)
 {
     const gw_conf *conf = app->conf;
@@ -185,6 +192,7 @@ static base_code start(gw_app *app, base_err *err)
         (code = gw_events_create(&app->events, err)) != BASE_OK ||
         (code = gw_cookies_create(&app->cookies, err)) != BASE_OK ||
         (code = gw_live_create(&app->live, app->events, err)) != BASE_OK ||
+        (code = create_otlp(app, err)) != BASE_OK ||
         (code = gw_ledger_open(&app->ledger, &ledger, err)) != BASE_OK ||
         (code = gw_seal_open(&app->seal, conf->data_path, err)) != BASE_OK ||
         (code = gw_tenants_create(&app->tenants, app->ledger, err)) != BASE_OK ||
@@ -232,6 +240,7 @@ static void stop(gw_app *app)
     gw_seal_close(app->seal);
     gw_ledger_close(app->ledger);
     gw_live_destroy(app->live);
+    gw_otlp_destroy(app->otlp);
     gw_events_destroy(app->events);
     gw_cookies_destroy(app->cookies);
     gw_metrics_destroy(app->metrics);

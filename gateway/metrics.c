@@ -14,6 +14,7 @@
 #include "gateway/lock.h"
 #include "gateway/ledger.h"
 #include "gateway/live.h"
+#include "gateway/otlp.h"
 #include "gateway/pin.h"
 #include "gateway/process.h"
 #include "gateway/tenant.h"
@@ -423,6 +424,18 @@ static void render_sessions(const gw_app *app, base_buf *out)
     count(out, "pins_refused_total", "Pins beyond the bounds.", p.refused);
 }
 
+static void render_otlp(const gw_app *app, base_buf *out)
+{
+    if (app->otlp == NULL)
+        return;
+    gw_otlp_stats o = gw_otlp_get_stats(app->otlp);
+    gauge(out, "otlp_queued", "Requests whose spans wait to be sent.", o.queued);
+    count(out, "otlp_sent_total", "Requests whose spans the collector took.", o.sent);
+    count(out, "otlp_failed_total", "Requests whose spans it refused, or that did not reach it.",
+          o.failed);
+    count(out, "otlp_dropped_total", "Requests whose spans found the queue full.", o.dropped);
+}
+
 static void render_server(const gw_app *app, base_buf *out)
 {
     gw_server_stats s = gw_server_get_stats(app->server);
@@ -569,6 +582,7 @@ void gw_metrics_render(gw_metrics *metrics, const gw_app *app, base_buf *out)
         render_sessions(app, out);
     if (app->server != NULL)
         render_server(app, out);
+    render_otlp(app, out);
     count(out, "log_dropped_total", "Log lines dropped: nobody read stderr fast enough.",
           base_log_dropped());
     gauge(out, "start_time_seconds", "Unix time of the start.", (double)app->started_ms / 1000);

@@ -10,10 +10,10 @@ static bool is_id(const char *text, size_t count)
     return strspn(text, digits) >= count && strspn(text, "0") < count;
 }
 
-bool gw_traceparent_read(char out[GW_TRACE_ID_MAX + 1], const char *header)
+bool gw_traceparent_read(gw_trace *out, const char *header)
 {
     /* VERSION-TRACE-PARENT-FLAGS; later versions may add to it behind another dash. */
-    out[0] = '\0';
+    *out = (gw_trace){0};
     size_t length = header ? strlen(header) : 0;
     if (length < 55 || header[2] != '-' || header[35] != '-' || header[52] != '-')
         return false;
@@ -23,7 +23,8 @@ bool gw_traceparent_read(char out[GW_TRACE_ID_MAX + 1], const char *header)
         return false;
     if (length > 55 && (known || header[55] != '-'))
         return false;
-    memcpy(out, header + 3, GW_TRACE_ID_MAX);
-    out[GW_TRACE_ID_MAX] = '\0';
+    memcpy(out->id, header + 3, GW_TRACE_ID_MAX);
+    memcpy(out->parent, header + 36, GW_SPAN_ID_MAX);
+    out->sampled = strchr("13579bdf", header[54]) != NULL;
     return true;
 }

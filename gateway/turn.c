@@ -389,7 +389,7 @@ static void log_over(const gw_turn *turn)
              turn->stored, (unsigned long long)((base_now_ns() - turn->received_ns) / 1000000),
              turn->error.code ? " error=" : "",
              turn->error.code ? base_code_name(turn->error.code) : "",
-             turn->first->trace_id[0] ? " trace=" : "", turn->first->trace_id);
+             turn->first->trace.id[0] ? " trace=" : "", turn->first->trace.id);
 }
 
 /* What a choice has for itself. */
@@ -1316,7 +1316,7 @@ void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect
     turn->granted.run = on_granted;
     turn->committed.run = on_committed;
     snprintf(turn->request_id, sizeof(turn->request_id), "%s", gw_exchange_id(exchange));
-    gw_traceparent_read(turn->trace_id, gw_exchange_header(exchange, "traceparent"));
+    gw_traceparent_read(&turn->trace, gw_exchange_header(exchange, "traceparent"));
     gw_exchange_set_handler(exchange, turn, on_gone, on_drained);
     turn->busy++;
     bool ready = take_body(turn);

@@ -131,9 +131,9 @@ struct gw_turn {
     gw_identity identity;
     gw_turn_state state;
     char request_id[GW_ID_MAX];
-    char trace_id[GW_TRACE_ID_MAX + 1]; /* of the client's traceparent, "": none */
-    const char *path;                   /* of the exchange; in the arena */
-    gw_id id, session, response;        /* turn_, sess_ and the dialect's own */
+    gw_trace trace;              /* of the client's traceparent */
+    const char *path;            /* of the exchange; in the arena */
+    gw_id id, session, response; /* turn_, sess_ and the dialect's own */
     uint64_t received_ns;
     int64_t created_ms;
     base_arena *arena;

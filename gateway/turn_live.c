@@ -3,6 +3,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/utf8.h"
+#include "gateway/otlp.h"
 #include "gateway/turn.h"
 
 static void cut(char *out, size_t size, const char *text, size_t length)
@@ -109,4 +110,5 @@ void gw_turn_show_end(gw_turn *turn)
         return;
     describe(turn, &now);
     gw_live_leave(turn->app->live, &turn->live, &now);
+    gw_otlp_request(turn->app->otlp, &now, &turn->trace);
 }

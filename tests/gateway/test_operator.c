@@ -274,9 +274,11 @@ Test(traceparent, is_taken_or_ignored)
                 {"", false},
                 {NULL, false}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        char out[GW_TRACE_ID_MAX + 1];
-        cr_expect_eq(gw_traceparent_read(out, rows[i].header), rows[i].good, "row %zu", i);
-        cr_expect_str_eq(out, rows[i].good ? T : "");
+        gw_trace out;
+        cr_expect_eq(gw_traceparent_read(&out, rows[i].header), rows[i].good, "row %zu", i);
+        cr_expect_str_eq(out.id, rows[i].good ? T : "");
+        cr_expect_str_eq(out.parent, rows[i].good ? P : "");
+        cr_expect_eq(out.sampled, rows[i].good && i != 1, "row %zu", i);
     }
 }
 
