@@ -2,37 +2,41 @@
 import { h, fill, say, seconds, notice } from './ui.js';
 import { call, get, whenLoggedOut } from './api.js';
 import * as live from './live.js';
-import now from './view_now.js';
-import requests from './view_requests.js';
-import sessions from './view_sessions.js';
-import cache from './view_cache.js';
-import keys from './view_keys.js';
-import usage from './view_usage.js';
-import config from './view_config.js';
-import model from './view_model.js';
 
-// A view: {name, title, open(main, path, query) -> close()}; `path` are the parts of the address behind its name.
-const views = { now, requests, sessions, cache, keys, usage, config, model };
+// A view is {open(main, path, query) -> close()}, a file that is loaded when it is first shown; `path` are the parts of the address behind its name.
+const views = {
+  now: ['Now', () => import('./view_now.js')],
+  requests: ['Requests', () => import('./view_requests.js')],
+  sessions: ['Sessions', () => import('./view_sessions.js')],
+  cache: ['Cache', () => import('./view_cache.js')],
+  keys: ['Tenants & keys', () => import('./view_keys.js')],
+  usage: ['Usage', () => import('./view_usage.js')],
+  config: ['Configuration', () => import('./view_config.js')],
+  model: ['Model', () => import('./view_model.js')],
+};
 const main = document.getElementById('main'), nav = document.getElementById('nav');
 const status = document.getElementById('state'), feed = document.getElementById('feed'), leave = document.getElementById('leave');
-let close = null, shown = '';
+let close = null, shown = '', turn = 0;
 
-const links = Object.entries(views).map(([name, view]) => h('a', { href: `#/${name}` }, view.title));
+const links = Object.entries(views).map(([name, [title]]) => h('a', { href: `#/${name}` }, title));
 fill(nav, links);
 
-function show() {
+async function show() {
   const [where, search = ''] = location.hash.replace(/^#\/?/, '').split('?');
-  const [name, ...path] = where.split('/').map(decodeURIComponent);
-  const view = views[name] ?? now;
+  const [asked, ...path] = where.split('/').map(decodeURIComponent), name = Object.hasOwn(views, asked) ? asked : 'now';
+  const own = ++turn, [title, load] = views[name];
   close?.();
   close = null;
-  links.forEach((link, i) => (Object.values(views)[i] === view ? link.setAttribute('aria-current', 'page') : link.removeAttribute('aria-current')));
+  for (const link of links) link.hash === `#/${name}` ? link.setAttribute('aria-current', 'page') : link.removeAttribute('aria-current');
   nav.querySelector('[aria-current]')?.scrollIntoView({ block: 'nearest', inline: 'center' });
-  document.title = `${view.title} · Whimbrel`;
-  const moved = shown !== '' && shown !== name;
-  shown = name;
+  document.title = `${title} · Whimbrel`;
+  const moved = shown !== '' && shown !== asked;
+  shown = asked;
   const body = h('div.view');
   fill(main, body);
+  let view;
+  try { view = (await load()).default; } catch { notice('this view could not be loaded', 'bad'); return; }
+  if (own !== turn) return; // another was wanted meanwhile
   close = view.open(body, path, new URLSearchParams(search)) ?? null;
   if (moved) { main.focus({ preventScroll: true }); scrollTo(0, 0); }
 }
@@ -54,6 +58,7 @@ function logIn() {
   if (asking) return;
   asking = true;
   live.stop();
+  turn++;
   close?.();
   close = null;
   nav.hidden = leave.hidden = true;

@@ -5,6 +5,14 @@ const HEIGHT = 132;
 const dark = matchMedia('(prefers-color-scheme: dark)');
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const alive = new Set();
+// The library comes with the first chart, so that figures need not wait for it; its style sheet holds its places of canvases.
+let asked = false;
+function fetchLibrary() {
+  if (asked) return;
+  asked = true;
+  document.head.append(h('link', { rel: 'stylesheet', href: 'vendor/uplot.css' }),
+    h('script', { src: 'vendor/uplot.js', onload: () => alive.forEach((chart) => chart.draw()) }));
+}
 dark.addEventListener('change', () => alive.forEach((chart) => chart.restart()));
 const resized = new ResizeObserver((entries) => entries.forEach((e) => e.target.chart?.fit(e.contentRect.width)));
 
@@ -53,12 +61,16 @@ export function chart(title, series, format, whole = false) {
     node,
     update(points) {
       data = [points.map((p) => p.at), ...series.map((s) => points.map((p) => s.value(p) ?? null))];
-      if (!plot && box.isConnected) { make(); resized.observe(box); }
+      fetchLibrary();
+      self.draw();
+    },
+    draw() {
+      if (!plot && box.isConnected && window.uPlot) { make(); resized.observe(box); }
       plot?.setData(data);
       show(plot?.cursor.idx);
       box.setAttribute('aria-label', `${title}: ${series.map((s, i) => `${s.name} ${labels[i].textContent}`).join(', ')}`);
     },
-    restart() { plot?.destroy(); make(); },
+    restart() { if (plot) { plot.destroy(); make(); } },
     fit() { if (plot && width() !== plot.width) plot.setSize({ width: width(), height: HEIGHT }); },
     destroy() { alive.delete(self); resized.unobserve(box); plot?.destroy(); plot = null; },
   };

@@ -6,7 +6,6 @@ import { explain } from './view_sessions.js';
 import { watch } from './live.js';
 
 export default {
-  title: 'Cache',
   open(main) {
     const held = tierTable(), pages = h('div'), saved = h('div'), disk = h('div'), edges = h('div');
     let all = 0;

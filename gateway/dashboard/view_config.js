@@ -4,7 +4,6 @@ import { get, post, patch } from './api.js';
 import { state, watch } from './live.js';
 
 export default {
-  title: 'Configuration',
   open(main) {
     const keys = h('div'), operation = h('div');
     let config = null, needle = '';

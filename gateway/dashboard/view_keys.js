@@ -18,7 +18,6 @@ function showKey(answer) {
 }
 
 export default {
-  title: 'Tenants & keys',
   open(main) {
     const tenants = h('div'), keys = h('div');
     async function loadTenants() {

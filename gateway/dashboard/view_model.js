@@ -3,7 +3,6 @@ import { h, fill, panel, facts, count, bytes } from './ui.js';
 import { get } from './api.js';
 
 export default {
-  title: 'Model',
   open(main) {
     const card = h('div.view');
     fill(main, h('h1.away', null, 'Model'), card);

@@ -23,7 +23,6 @@ export const tierTable = () => liveTable('Tiers of the cache', [
 ], { empty: 'No tier is open.' });
 
 export default {
-  title: 'Now',
   open(main) {
     const f = Object.fromEntries(Object.entries({
       out: 'Output', ttft: 'First token', itl: 'Between tokens', running: 'Running', queue: 'Queue',

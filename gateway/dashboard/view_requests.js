@@ -40,7 +40,6 @@ function lanes(requests, from) {
 }
 
 export default {
-  title: 'Requests',
   open(main) {
     let span = 60, needle = '', boxes = [], palette = colours();
     const canvas = h('canvas', { role: 'img', 'aria-label': 'Timeline of requests; the table below says the same in words.' });

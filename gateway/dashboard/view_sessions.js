@@ -217,7 +217,6 @@ function openOne(main, session) {
 }
 
 export default {
-  title: 'Sessions',
   open(main, path, query) {
     if (path[0]) openOne(main, path[0]);
     else openList(main, query);

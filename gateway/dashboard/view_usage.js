@@ -16,7 +16,6 @@ const withTotal = (rows, totals) => (rows.length ? [...rows, { total: true, ...t
 const mark = (tr, row) => { if (row.total) tr.className = 'total'; };
 
 export default {
-  title: 'Usage',
   open(main) {
     const since = h('div'), report = h('div');
     const by = h('select', { 'aria-label': 'By' }, [['day', 'day'], ['day,tenant', 'day and tenant'], ['tenant', 'tenant'], ['tool', 'tool'], ['tenant,tool', 'tenant and tool'], ['session', 'session']].map(([value, name]) => h('option', { value }, name)));
