@@ -260,10 +260,16 @@ typedef struct kn_ops {
 
 /* ---- devices ---- */
 
+typedef struct kn_backend kn_backend; /* kernels/backend.h */
+typedef struct kn_pool kn_pool;
+
 typedef struct kn_device_options {
-    const char *variant; /* "auto", "ref", "avx2", "avx512" */
-    uint32_t threads;    /* 0: one a core, at most 64 */
-    uint32_t rows_max;   /* of one step */
+    const kn_backend *backend; /* NULL: the cpu's */
+    const char *variant;       /* of the cpu: "auto", "ref", "avx2", "avx512" */
+    uint32_t index;            /* which GPU */
+    size_t memory_max;         /* bytes of its memory that may be taken; 0: no bound */
+    uint32_t threads;          /* 0: one a core, at most 64 */
+    uint32_t rows_max;         /* of one step */
     uint32_t width_max; /* largest of hidden, q_heads*head_dim, inner, shared_inner, experts*… a row
                            needs */
     uint32_t context_max;
@@ -271,14 +277,17 @@ typedef struct kn_device_options {
 
 struct kn_device {
     const kn_ops *ops;
+    const kn_backend *backend;
+    kn_pool *pool; /* threads of the host */
     void *impl;
 };
 
-/* Fails: BASE_UNSUPPORTED (variant unknown, or the CPU lacks it: named), BASE_NOMEM. */
+/* Fails: BASE_UNSUPPORTED (variant unknown, or the CPU lacks it: named; no such GPU), BASE_NOMEM,
+ * BASE_DEVICE. */
 base_code kn_device_create(kn_device **out, const kn_device_options *options, base_err *err);
 void kn_device_destroy(kn_device *device); /* NULL is fine */
-/* Work pieces over the device's threads: fn(ctx, i) for every i < count, the caller takes part;
- * returns when all are done. */
+/* Work pieces over the host's threads of a device: fn(ctx, i) for every i < count, the caller takes
+ * part; returns when all are done. */
 void kn_device_parallel(kn_device *device, void (*fn)(void *ctx, uint32_t i), void *ctx,
                         uint32_t count);
 
@@ -286,6 +295,7 @@ void kn_device_parallel(kn_device *device, void (*fn)(void *ctx, uint32_t i), vo
  * way there. Thread: any. */
 void kn_device_wake(kn_device *device);
 
+/* The device must outlive its pages. */
 base_code kn_kv_create(kn_kv **out, kn_device *device, const kn_kv_shape *shape, base_err *err);
 void kn_kv_destroy(kn_kv *kv);
 const kn_kv_shape *kn_kv_get_shape(const kn_kv *kv);

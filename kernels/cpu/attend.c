@@ -520,7 +520,8 @@ void cpu_attend(kn_device *device, kn_kv *kv, const kn_rows *rows, const kn_atte
     CHECK(a->q_heads % a->kv_heads == 0 && a->q_heads / a->kv_heads <= CPU_GROUP_HEADS_MAX);
     attend_job job = {
         .d = d, .kv = kv, .rows = rows, .a = a, .scale = 1.0f / sqrtf((float)a->head_dim)};
-    kn_pool_run(d->pool, attend_piece, &job, form_groups(d, rows, 0, rows->rows) * a->kv_heads);
+    kn_pool_run(d->base.pool, attend_piece, &job,
+                form_groups(d, rows, 0, rows->rows) * a->kv_heads);
 }
 
 /* ---- selection ---- */
@@ -674,9 +675,10 @@ void cpu_select(kn_device *device, kn_kv *kv, const kn_rows *rows, const kn_sele
         job.last = min_u32(r + pass, rows->rows);
         /* While all blocks are chosen no score is needed. */
         if (longest > a->topk)
-            kn_pool_run(d->pool, score_piece, &job,
+            kn_pool_run(d->base.pool, score_piece, &job,
                         form_groups(d, rows, job.first, job.last) * job.ranges);
-        kn_pool_run(d->pool, choose_piece, &job, ceil_div(job.last - job.first, CPU_GROUP_ROWS));
+        kn_pool_run(d->base.pool, choose_piece, &job,
+                    ceil_div(job.last - job.first, CPU_GROUP_ROWS));
     }
 }
 
@@ -770,5 +772,5 @@ void cpu_draft_attend(kn_device *device, const kn_kv *kv, const kn_draft_attend 
     CHECK(a->kv_heads == kv->shape.kv_heads && a->head_dim == kv->shape.head_dim);
     CHECK(a->q_heads % a->kv_heads == 0 && a->q_heads / a->kv_heads <= CPU_GROUP_HEADS_MAX);
     draft_job job = {.d = d, .kv = kv, .a = a, .scale = 1.0f / sqrtf((float)a->head_dim)};
-    kn_pool_run(d->pool, draft_piece, &job, a->blocks * a->kv_heads);
+    kn_pool_run(d->base.pool, draft_piece, &job, a->blocks * a->kv_heads);
 }

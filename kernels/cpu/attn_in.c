@@ -188,8 +188,8 @@ void cpu_attn_in(kn_device *device, kn_kv *kv, const kn_rows *rows, const kn_att
     uint32_t pieces = 0;
     for (uint32_t i = 0; i < job.parts; i++)
         pieces += job.part[i].pieces;
-    kn_pool_run(d->pool, project, &job, pieces);
-    kn_pool_run(d->pool, finish_piece, &job, ceil_div(rows->rows, ROWS_A_PIECE));
+    kn_pool_run(d->base.pool, project, &job, pieces);
+    kn_pool_run(d->base.pool, finish_piece, &job, ceil_div(rows->rows, ROWS_A_PIECE));
 }
 
 void cpu_kv_put(kn_device *device, kn_kv *kv, const kn_rows *rows, uint32_t layer, const float *k,

@@ -1,16 +1,14 @@
-/* cpu/device: creation, scratch and page memory of the cpu backend. */
+/* cpu/device: creation, scratch and memory of the cpu backend. */
 #include "kernels/cpu/device.h"
 
 #include "engine/base/num.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #define ALIGN 64
-#define THREADS_MAX 64
 
 float kn_cpu_nvfp4_table[256][16];
 
@@ -104,33 +102,24 @@ static void lay_out(cpu_device *d, carver *c, uint32_t threads)
     }
 }
 
-static uint32_t cores(void)
+static base_code create(kn_device **out, const kn_device_options *options, base_err *err)
 {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0)
-        return 1;
-    const int count = CPU_COUNT(&set);
-    return count < 1 ? 1 : count > THREADS_MAX ? THREADS_MAX : (uint32_t)count;
-}
-
-base_code kn_cpu_device_create(kn_device **out, const kn_ops *ops, const kn_device_options *options,
-                               base_err *err)
-{
+    const kn_ops *ops;
+    const base_code code =
+        kn_cpu_choose(&ops, options->variant ? options->variant : "auto", kn_cpu_features(), err);
+    if (code)
+        return code;
     if (options->rows_max == 0 || options->width_max == 0 || options->context_max == 0)
         return base_fail(err, BASE_INVALID,
                          "device: rows_max %u, width_max %u and context_max %u must be at least 1",
                          options->rows_max, options->width_max, options->context_max);
-    if (options->threads > THREADS_MAX)
-        return base_fail(err, BASE_INVALID, "device: %u threads exceed %d", options->threads,
-                         THREADS_MAX);
-    const uint32_t threads = options->threads ? options->threads : cores();
-
+    const uint32_t threads = options->threads;
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, fill_table);
     cpu_device *d = calloc(1, sizeof *d);
     if (!d)
         return base_fail(err, BASE_NOMEM, "device: out of memory");
-    d->base = (kn_device){.ops = ops, .impl = d};
+    d->base = (kn_device){.ops = ops, .backend = &kn_backend_cpu, .impl = d};
     d->rows_max = options->rows_max;
     d->width_max = options->width_max;
     d->context_max = options->context_max;
@@ -150,173 +139,94 @@ base_code kn_cpu_device_create(kn_device **out, const kn_ops *ops, const kn_devi
     carver give = {.base = d->memory};
     lay_out(d, &give, threads);
 
-    const base_code code = kn_pool_create(&d->pool, threads, err);
-    if (code) {
-        kn_device_destroy(&d->base);
-        return code;
-    }
     *out = &d->base;
     return BASE_OK;
 }
 
-void kn_device_destroy(kn_device *device)
+static void destroy(kn_device *device)
 {
-    if (!device)
-        return;
     cpu_device *d = cpu_of(device);
-    kn_pool_destroy(d->pool);
     munmap(d->memory, d->memory_bytes);
     free(d);
 }
 
-typedef struct plain_job {
-    void (*fn)(void *ctx, uint32_t i);
-    void *ctx;
-} plain_job;
-
-static void run_plain(void *ctx, uint32_t piece, uint32_t thread)
+static const char *describe(const kn_device *device)
 {
-    const plain_job *job = ctx;
-    job->fn(job->ctx, piece);
+    return device->ops->name;
 }
 
-void kn_device_parallel(kn_device *device, void (*fn)(void *ctx, uint32_t i), void *ctx,
-                        uint32_t count)
+/* ---- memory: the host's ---- */
+
+static void *take(kn_device *device, size_t bytes, base_err *err)
 {
-    plain_job job = {.fn = fn, .ctx = ctx};
-    kn_pool_run(cpu_of(device)->pool, run_plain, &job, count);
+    void *memory = map_memory(bytes);
+    if (!memory)
+        base_fail(err, BASE_NOMEM, "device: no memory for %zu bytes", bytes);
+    return memory;
 }
 
-void kn_device_wake(kn_device *device)
+static void give(kn_device *device, void *memory, size_t bytes)
 {
-    kn_pool_wake(cpu_of(device)->pool);
+    if (memory)
+        munmap(memory, bytes);
 }
 
-/* ---- pages ---- */
-
-/* Bytes of a layer's planes. */
-static size_t layer_bytes(const kn_kv_shape *shape, uint32_t layer)
+static void memory(const kn_device *device, size_t *available, size_t *total)
 {
-    const size_t kv = 2 * (size_t)shape->kv_heads * kn_kv_row_bytes(shape->type, shape->head_dim);
-    const size_t index =
-        shape->has_index[layer] ? kn_kv_row_bytes(shape->type, shape->index_dim) : 0;
-    return (kv + index) * KN_PAGE_TOKENS;
+    *available = *total = 0;
 }
 
-size_t kn_kv_page_bytes(const kn_kv_shape *shape)
+static void move(kn_device *device, void *dst, const void *src, size_t bytes)
 {
-    size_t bytes = 0;
-    for (uint32_t i = 0; i < shape->layers; i++)
-        bytes += layer_bytes(shape, i);
-    return base_align_up(bytes, ALIGN);
+    memcpy(dst, src, bytes);
 }
 
-static base_code check_shape(const kn_kv_shape *shape, base_err *err)
+static void copy(kn_device *device, void *dst, size_t dst_stride, const void *src,
+                 size_t src_stride, size_t bytes, size_t count)
 {
-    if (shape->layers == 0 || shape->layers > KN_LAYERS_MAX)
-        return base_fail(err, BASE_INVALID, "pages: %u layers, must be 1 to %d", shape->layers,
-                         KN_LAYERS_MAX);
-    if (shape->kv_heads == 0 || shape->kv_heads > 1024)
-        return base_fail(err, BASE_INVALID, "pages: %u kv heads, must be 1 to 1024",
-                         shape->kv_heads);
-    if (shape->head_dim == 0 || shape->head_dim % 16 || shape->head_dim > CPU_HEAD_DIM_MAX)
-        return base_fail(err, BASE_INVALID, "pages: head_dim %u, must be a multiple of 16 up to %d",
-                         shape->head_dim, CPU_HEAD_DIM_MAX);
-    if (shape->index_dim % 16 || shape->index_dim > CPU_HEAD_DIM_MAX)
-        return base_fail(err, BASE_INVALID,
-                         "pages: index_dim %u, must be a multiple of 16 up to %d", shape->index_dim,
-                         CPU_HEAD_DIM_MAX);
-    if (shape->page_count == 0)
-        return base_fail(err, BASE_INVALID, "pages: page_count 0, must be at least 1");
+    for (size_t i = 0; i < count; i++)
+        memcpy((uint8_t *)dst + i * dst_stride, (const uint8_t *)src + i * src_stride, bytes);
+}
+
+static void fill(kn_device *device, void *dst, size_t bytes, kn_fill kind, uint64_t seed)
+{
+    for (size_t at = 0; at < bytes; at += 8) {
+        const uint64_t word = kn_fill_word(kind, seed, at / 8);
+        memcpy((uint8_t *)dst + at, &word, base_min(bytes - at, sizeof word));
+    }
+}
+
+static void wait(kn_device *device)
+{
+}
+
+static base_code status(const kn_device *device, base_err *err)
+{
     return BASE_OK;
 }
 
-base_code kn_kv_create(kn_kv **out, kn_device *device, const kn_kv_shape *shape, base_err *err)
+static void rows_begin(kn_device *device, const kn_rows *rows)
 {
-    const base_code code = check_shape(shape, err);
-    if (code)
-        return code;
-    kn_kv *kv = calloc(1, sizeof *kv);
-    if (!kv)
-        return base_fail(err, BASE_NOMEM, "pages: out of memory");
-    kv->shape = *shape;
-    kv->page_bytes = kn_kv_page_bytes(shape);
-    kv->row_bytes = kn_kv_row_bytes(shape->type, shape->head_dim);
-    kv->index_row_bytes = kn_kv_row_bytes(shape->type, shape->index_dim);
-    size_t offset = 0;
-    for (uint32_t i = 0; i < shape->layers; i++) {
-        kv->layer_offset[i] = offset;
-        offset += layer_bytes(shape, i);
-    }
-    if (base_mul(&kv->bytes, kv->page_bytes, shape->page_count))
-        kv->pages = map_memory(kv->bytes);
-    if (!kv->pages) {
-        base_fail(err, BASE_NOMEM, "pages: no memory for %u pages of %zu bytes", shape->page_count,
-                  kv->page_bytes);
-        free(kv);
-        return BASE_NOMEM;
-    }
-    *out = kv;
-    return BASE_OK;
 }
 
-void kn_kv_destroy(kn_kv *kv)
+static bool graph_begin(kn_device *device, uint64_t key)
 {
-    if (!kv)
-        return;
-    munmap(kv->pages, kv->bytes);
-    free(kv);
+    return true;
 }
 
-const kn_kv_shape *kn_kv_get_shape(const kn_kv *kv)
+static void graph_end(kn_device *device)
 {
-    return &kv->shape;
-}
-
-/* The plane's first byte after checking that it exists; *bytes gets the length of its first
- * `tokens` rows. */
-static uint8_t *plane_rows(const kn_kv *kv, uint32_t page, uint32_t layer, kn_plane_kind kind,
-                           uint32_t head, uint32_t tokens, size_t *bytes)
-{
-    CHECK(page < kv->shape.page_count);
-    CHECK(layer < kv->shape.layers);
-    CHECK(tokens <= KN_PAGE_TOKENS);
-    if (kind == KN_PLANE_INDEX)
-        CHECK(kv->shape.has_index[layer] && head == 0);
-    else
-        CHECK(head < kv->shape.kv_heads);
-    *bytes = (size_t)tokens * (kind == KN_PLANE_INDEX ? kv->index_row_bytes : kv->row_bytes);
-    return cpu_kv_plane(kv, page, layer, kind, head);
-}
-
-void kn_kv_copy_out(const kn_kv *kv, void *dst, uint32_t page, uint32_t layer, kn_plane_kind kind,
-                    uint32_t head, uint32_t tokens)
-{
-    size_t bytes;
-    const uint8_t *plane = plane_rows(kv, page, layer, kind, head, tokens, &bytes);
-    memcpy(dst, plane, bytes);
-}
-
-void kn_kv_copy_in(kn_kv *kv, const void *src, uint32_t page, uint32_t layer, kn_plane_kind kind,
-                   uint32_t head, uint32_t tokens)
-{
-    size_t bytes;
-    uint8_t *plane = plane_rows(kv, page, layer, kind, head, tokens, &bytes);
-    memcpy(plane, src, bytes);
 }
 
 static void copy_plane(kn_kv *kv, uint32_t to, uint32_t from, uint32_t layer, kn_plane_kind kind,
                        uint32_t head, uint32_t tokens)
 {
-    size_t bytes;
-    uint8_t *dst = plane_rows(kv, to, layer, kind, head, tokens, &bytes);
-    memcpy(dst, plane_rows(kv, from, layer, kind, head, tokens, &bytes), bytes);
+    memcpy(cpu_kv_plane(kv, to, layer, kind, head), cpu_kv_plane(kv, from, layer, kind, head),
+           (size_t)tokens * (kind == KN_PLANE_INDEX ? kv->index_row_bytes : kv->row_bytes));
 }
 
-void kn_kv_copy_page(kn_kv *kv, uint32_t to, uint32_t from, uint32_t tokens)
+static void kv_copy_page(kn_kv *kv, uint32_t to, uint32_t from, uint32_t tokens)
 {
-    if (to == from)
-        return;
     for (uint32_t layer = 0; layer < kv->shape.layers; layer++) {
         for (uint32_t head = 0; head < kv->shape.kv_heads; head++) {
             copy_plane(kv, to, from, layer, KN_PLANE_K, head, tokens);
@@ -326,3 +236,28 @@ void kn_kv_copy_page(kn_kv *kv, uint32_t to, uint32_t from, uint32_t tokens)
             copy_plane(kv, to, from, layer, KN_PLANE_INDEX, 0, tokens);
     }
 }
+
+#define TEXT_OF(number) #number
+#define NUMERICS(version) "cpu-" TEXT_OF(version)
+
+const kn_backend kn_backend_cpu = {
+    .version = KN_BACKEND_VERSION,
+    .name = "cpu",
+    .numerics = NUMERICS(KN_CPU_REDUCTION),
+    .create = create,
+    .destroy = destroy,
+    .describe = describe,
+    .alloc = take,
+    .free = give,
+    .memory = memory,
+    .upload = move,
+    .download = move,
+    .copy = copy,
+    .fill = fill,
+    .wait = wait,
+    .status = status,
+    .rows_begin = rows_begin,
+    .graph_begin = graph_begin,
+    .graph_end = graph_end,
+    .kv_copy_page = kv_copy_page,
+};

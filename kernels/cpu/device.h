@@ -2,8 +2,8 @@
  *
  * All scratch is sized and taken by kn_device_create. Private to kernels/cpu. */
 #pragma once
+#include "kernels/backend.h"
 #include "kernels/cpu/pool.h"
-#include "kernels/ops.h"
 
 #define CPU_TOPK_MAX 64 /* experts or blocks chosen by one row */
 #define CPU_HEAD_DIM_MAX 512
@@ -30,7 +30,6 @@ typedef struct cpu_thread {
 
 typedef struct cpu_device {
     kn_device base;
-    kn_pool *pool;
     uint32_t rows_max, width_max, context_max;
     size_t tile_floats;  /* of cpu_thread.tile */
     size_t wide_floats;  /* of `wide` */
@@ -64,10 +63,6 @@ static inline cpu_device *cpu_of(kn_device *device)
     return device->impl;
 }
 
-/* `ops` is one of the tables below. Fails: BASE_INVALID, BASE_NOMEM, BASE_IO. */
-base_code kn_cpu_device_create(kn_device **out, const kn_ops *ops, const kn_device_options *options,
-                               base_err *err);
-
 /* What of the processor the variants use, as the system lets programs use it. */
 enum {
     KN_CPU_AVX2 = 1,
@@ -94,24 +89,8 @@ extern float kn_cpu_nvfp4_table[256][16];
 
 /* ---- pages ---- */
 
-struct kn_kv {
-    kn_kv_shape shape;
-    size_t page_bytes;
-    size_t layer_offset[KN_LAYERS_MAX];
-    uint32_t row_bytes, index_row_bytes;
-    uint8_t *pages;
-    size_t bytes;
-};
-
-/* First byte of a plane: KN_PAGE_TOKENS rows of kn_kv_row_bytes. A page holds layer by layer the K
- * heads, the V heads and, where the layer has one, the index plane: the order of the records on
- * disk. */
 static inline uint8_t *cpu_kv_plane(const kn_kv *kv, uint32_t page, uint32_t layer,
                                     kn_plane_kind kind, uint32_t head)
 {
-    const size_t plane = kind == KN_PLANE_K   ? head
-                         : kind == KN_PLANE_V ? kv->shape.kv_heads + head
-                                              : 2 * kv->shape.kv_heads;
-    return kv->pages + page * kv->page_bytes + kv->layer_offset[layer] +
-           plane * kv->row_bytes * (size_t)KN_PAGE_TOKENS;
+    return kv->pages + page * kv->page_bytes + kn_kv_plane_offset(kv, layer, kind, head);
 }

@@ -460,7 +460,7 @@ static void linear_rows(cpu_device *d, float *y, const float *x, const kn_weight
     if (w->type == KN_NVFP4)
         cpu_quantize(d, &job.in, 0, rows, w->cols);
     job.outs = cpu_piece_outs(d, rows, w->cols, w->rows, UINT32_MAX);
-    kn_pool_run(d->pool, linear_piece, &job, ceil_div(w->rows, job.outs));
+    kn_pool_run(d->base.pool, linear_piece, &job, ceil_div(w->rows, job.outs));
 }
 
 void cpu_linear(kn_device *device, float *y, const float *x, const kn_weight *w, uint32_t rows,

@@ -89,11 +89,11 @@ void cpu_mlp(kn_device *device, uint32_t rows, const kn_mlp *a)
     if (a->gate->type == KN_NVFP4 || a->up->type == KN_NVFP4)
         cpu_quantize(d, &job.in, 0, rows, a->hidden);
     job.outs = cpu_piece_outs(d, rows, a->hidden, a->inner, outs_max(d, rows));
-    kn_pool_run(d->pool, mlp_gate_up, &job, ceil_div(a->inner, job.outs));
+    kn_pool_run(d->base.pool, mlp_gate_up, &job, ceil_div(a->inner, job.outs));
     if (a->down->type == KN_NVFP4)
         cpu_quantize(d, &job.activations, 1, rows, a->inner);
     job.outs = cpu_piece_outs(d, rows, a->inner, a->hidden, UINT32_MAX);
-    kn_pool_run(d->pool, mlp_down, &job, ceil_div(a->hidden, job.outs));
+    kn_pool_run(d->base.pool, mlp_down, &job, ceil_div(a->hidden, job.outs));
 }
 
 /* ---- mixture ---- */
@@ -296,7 +296,7 @@ static void moe_pass(moe_job *job)
                               .scale_global = 1.0f};
     cpu_norm_rows(d, d->normed, job->x, a->norm, NULL, job->rows, a->hidden, a->eps);
     cpu_linear(&d->base, d->logits, d->normed, &router, job->rows, false);
-    kn_pool_run(d->pool, moe_route, job, ceil_div(job->rows, ROUTE_ROWS));
+    kn_pool_run(d->base.pool, moe_route, job, ceil_div(job->rows, ROUTE_ROWS));
     group_slots(job);
     const uint32_t slots = job->rows * a->topk;
     job->shared = d->wide + (size_t)slots * a->inner;
@@ -305,14 +305,14 @@ static void moe_pass(moe_job *job)
     job->shared_activations = (cpu_in){.x = job->shared, .stride = a->shared_inner};
     if (is_nvfp4(a->w1) || is_nvfp4(a->w3) || is_nvfp4(a->shared_gate) || is_nvfp4(a->shared_up))
         cpu_quantize(d, &job->in, 0, job->rows, a->hidden);
-    kn_pool_run(d->pool, moe_gate_up, job, count_pieces(job));
+    kn_pool_run(d->base.pool, moe_gate_up, job, count_pieces(job));
     if (is_nvfp4(a->w2))
         cpu_quantize(d, &job->activations, 1, slots, a->inner);
     if (is_nvfp4(a->shared_down)) /* the inputs are not needed any more */
         cpu_quantize(d, &job->shared_activations, 0, job->rows, a->shared_inner);
     job->outs = cpu_piece_outs(d, job->rows, a->inner * a->topk + a->shared_inner, a->hidden,
                                outs_max(d, job->rows));
-    kn_pool_run(d->pool, moe_down, job, ceil_div(a->hidden, job->outs));
+    kn_pool_run(d->base.pool, moe_down, job, ceil_div(a->hidden, job->outs));
 }
 
 void cpu_moe(kn_device *device, uint32_t rows, const kn_moe *a)

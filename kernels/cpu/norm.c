@@ -91,7 +91,7 @@ void cpu_norm_rows(cpu_device *d, float *y, const float *x, const float *w, cons
                    uint32_t rows, uint32_t cols, float eps)
 {
     norm_job job = {.y = y, .x = x, .w = w, .pick = pick, .rows = rows, .cols = cols, .eps = eps};
-    kn_pool_run(d->pool, norm_piece, &job, ceil_div(rows, ROWS_A_PIECE));
+    kn_pool_run(d->base.pool, norm_piece, &job, ceil_div(rows, ROWS_A_PIECE));
 }
 
 void cpu_norm(kn_device *device, float *y, const float *x, const float *w, uint32_t rows,
@@ -130,7 +130,7 @@ void cpu_head_norm_rope(kn_device *device, float *x, const float *w, uint32_t ro
                     .eps = eps,
                     .rope = rope,
                     .pos = pos};
-    kn_pool_run(cpu_of(device)->pool, head_piece, &job, ceil_div(rows, ROWS_A_PIECE));
+    kn_pool_run(device->pool, head_piece, &job, ceil_div(rows, ROWS_A_PIECE));
 }
 
 void cpu_embed(kn_device *device, float *y, const kn_weight *table, const int32_t *ids,

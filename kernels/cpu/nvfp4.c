@@ -98,7 +98,7 @@ void cpu_quantize(cpu_device *d, cpu_in *in, int which, uint32_t rows, uint32_t 
                      .x_stride = in->stride,
                      .rows = rows,
                      .cols = cols};
-    kn_pool_run(d->pool, quantize_piece, &job, ceil_div(rows, CPU_FEW_ROWS));
+    kn_pool_run(d->base.pool, quantize_piece, &job, ceil_div(rows, CPU_FEW_ROWS));
 }
 
 /* ---- tiles ---- */
