@@ -20,45 +20,6 @@
 #define KN_BACKEND_VERSION 1
 #define KN_BACKEND_SYMBOL "kn_backend_get"
 
-/* Bytes by a counter: byte i of a fill is a function of (seed, i / 8), so that a part is the same
- * as that part of the whole. For checkpoints that are made in place and for benchmarks. */
-typedef enum kn_fill {
-    KN_FILL_ZERO,
-    KN_FILL_BYTES, /* every byte equally often: E2M1 codes */
-    KN_FILL_E4M3,  /* finite codes of either sign, exponents 2 … 9 of 15: MXFP8 elements */
-    KN_FILL_SCALE, /* positive E4M3 codes 0x30 … 0x3f: NVFP4 group scales, 0.5 to 1.9 */
-    KN_FILL_E8M0,  /* 2^-8 … 2^-5: MXFP8 block scales */
-    KN_FILL_BF16,  /* of either sign, 2^-13 to 2^-5 */
-    KN_FILL_F32,   /* of either sign, 2^-8 to 1 */
-} kn_fill;
-
-/* Eight bytes of a fill, little-endian. */
-static inline uint64_t kn_fill_word(kn_fill kind, uint64_t seed, uint64_t index)
-{
-    uint64_t z = (seed + 1) * 0x9e3779b97f4a7c15u + index * 0xd1342543de82ef95u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
-    switch (kind) {
-    case KN_FILL_ZERO:
-        return 0;
-    case KN_FILL_BYTES:
-        return z;
-    case KN_FILL_E4M3: /* exponent 2 … 9: three bits, plus 2 */
-        return (z & 0xbfbfbfbfbfbfbfbfu) + 0x1010101010101010u;
-    case KN_FILL_SCALE:
-        return (z & 0x0f0f0f0f0f0f0f0fu) + 0x3030303030303030u;
-    case KN_FILL_E8M0:
-        return (z & 0x0303030303030303u) + 0x7777777777777777u;
-    case KN_FILL_BF16: { /* sign, exponents 2^-13 … 2^-6, seven bits of mantissa */
-        return (z & 0x83ff83ff83ff83ffu) + 0x3900390039003900u;
-    }
-    default: { /* sign, exponents 2^-8 … 2^-1, 23 bits of mantissa */
-        return (z & 0x83ffffff83ffffffu) + 0x3b8000003b800000u;
-    }
-    }
-}
-
 struct kn_backend {
     uint32_t version;
     const char *name;     /* "cpu", "cuda", "hip" */
@@ -88,7 +49,11 @@ struct kn_backend {
      * May stand inside a graph (features of a step). */
     void (*copy)(kn_device *device, void *dst, size_t dst_stride, const void *src,
                  size_t src_stride, size_t bytes, size_t count);
-    void (*fill)(kn_device *device, void *dst, size_t bytes, kn_fill kind, uint64_t seed);
+    /* Byte i becomes table[byte i % 16 of base_rand(seed, stream, i / 16), words little-endian]
+     * (engine/base/rand.h), so that a checkpoint made in place has the bytes of one made in a file;
+     * `table` NULL: zeros. `dst` at a multiple of 16. */
+    void (*fill)(kn_device *device, void *dst, size_t bytes, uint64_t seed, uint64_t stream,
+                 const uint8_t table[256]);
     void (*wait)(kn_device *device);
     /* Sticky: BASE_OK, or BASE_DEVICE with what failed. */
     base_code (*status)(const kn_device *device, base_err *err);

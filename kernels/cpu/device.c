@@ -2,6 +2,7 @@
 #include "kernels/cpu/device.h"
 
 #include "engine/base/num.h"
+#include "engine/base/rand.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -188,11 +189,16 @@ static void copy(kn_device *device, void *dst, size_t dst_stride, const void *sr
         memcpy((uint8_t *)dst + i * dst_stride, (const uint8_t *)src + i * src_stride, bytes);
 }
 
-static void fill(kn_device *device, void *dst, size_t bytes, kn_fill kind, uint64_t seed)
+static void fill(kn_device *device, void *dst, size_t bytes, uint64_t seed, uint64_t stream,
+                 const uint8_t table[256])
 {
-    for (size_t at = 0; at < bytes; at += 8) {
-        const uint64_t word = kn_fill_word(kind, seed, at / 8);
-        memcpy((uint8_t *)dst + at, &word, base_min(bytes - at, sizeof word));
+    uint8_t *at = dst;
+    if (!table)
+        memset(dst, 0, bytes);
+    for (size_t i = 0; table && i < bytes; i += 16) {
+        const base_rand4 words = base_rand(seed, stream, i / 16);
+        for (size_t j = 0; j < base_min(16, bytes - i); j++)
+            at[i + j] = table[words.v[j / 4] >> 8 * (j % 4) & 255];
     }
 }
 
