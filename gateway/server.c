@@ -476,6 +476,17 @@ static bool acceptable(gw_exchange *exchange)
         bytes += req->headers.entries[i].name->len + req->headers.entries[i].value.len;
         broken = broken || has_control(req->headers.entries[i].value);
     }
+#if WHIMBREL_H2O_PATCHED
+    if (req->refuse.status == 413) {
+        gw_error_too_large(exchange, conf->limits_body_bytes_max);
+        return false;
+    }
+    if (req->refuse.status != 0) {
+        gw_error_respond(exchange, req->refuse.status, "invalid_request_error", "invalid_request",
+                         NULL, req->refuse.reason);
+        return false;
+    }
+#endif
     if (broken) {
         gw_error_respond(exchange, 400, "invalid_request_error", "invalid_request", NULL,
                          "control characters in the path or a header");
@@ -1164,6 +1175,11 @@ void gw_stream_abort(gw_exchange *exchange)
 static base_code bind_listener(listener *l, const char *key, const char *where, int inherited,
                                base_err *err)
 {
+    if (!WHIMBREL_H2O_PATCHED && !gw_conf_is_loopback(where))
+        base_log(BASE_LOG_WARN,
+                 "transport_unpatched %s=%s text=\"the system's libh2o has known faults that a "
+                 "client can use; build with -Dh2o=patched before strangers connect\"",
+                 key, where);
     if (inherited >= 0) {
         l->fd = inherited;
         CHECK(gw_socket_address(inherited, l->address));
@@ -1216,10 +1232,11 @@ static void create_config(gw_server *server)
     h2o_globalconf_t *config = &server->config;
     h2o_config_init(config);
     config->server_name = h2o_iovec_init(H2O_STRLIT("whimbrel"));
-    /* libh2o: at its own limit it answers text/plain and closes (HTTP/1.1), or REFUSED_STREAM,
-     * which tells clients to send the body again (HTTP/2). So its limit lies above ours, and what
-     * is between gets our 413. */
-    config->max_request_entity_size = (size_t)conf->limits_body_bytes_max + BODY_SLACK_BYTES;
+    /* libh2o: the patched one gives a request over its limit to us to answer. Else it answers
+     * text/plain and closes (HTTP/1.1), or REFUSED_STREAM, which tells clients to send the body
+     * again (HTTP/2); so its limit lies above ours then, and what is between gets our 413. */
+    config->max_request_entity_size =
+        (size_t)conf->limits_body_bytes_max + (WHIMBREL_H2O_PATCHED ? 0 : BODY_SLACK_BYTES);
     /* The tick is exact to 100 ms and comes first; libh2o's own timeouts are the net below it. For
      * HTTP/2 its idle timeout is the polite one, with a GOAWAY. */
     config->http1.req_timeout =
