@@ -52,11 +52,13 @@ typedef struct gw_conf {
 
     uint64_t limits_body_bytes_max;
     uint64_t limits_body_bytes_total_max;
+    uint64_t limits_answer_bytes_total_max;
     uint32_t limits_connections_max;
     uint32_t limits_output_tokens_max; /* 0: what the window leaves */
     uint32_t limits_json_depth_max;
     uint32_t limits_n_max;
     uint32_t limits_idle_connection_ms;
+    uint32_t limits_head_ms;
     uint32_t limits_upload_ms;
     uint32_t limits_write_stall_ms;
     uint32_t limits_request_timeout_ms; /* 0: none */

@@ -97,6 +97,9 @@ typedef struct peer {
     uint64_t boundary_ns; /* accept, last request complete, or last exchange over */
     size_t body_bytes;    /* of its exchanges */
     size_t uploading;     /* bytes that libh2o holds of incomplete requests, about */
+    size_t waiting;       /* bytes of answers that it did not take yet */
+    bool head_done;       /* HTTP/1.1: the blank line of the request on its way was seen */
+    uint64_t head_ns;     /* when its first bytes were; 0: there are none */
     uint64_t reset_window_ns;
     uint32_t resets;
     void *upload;       /* of options.arriving, for the request that is on its way */
@@ -119,7 +122,8 @@ struct gw_loop {
     peer *peers;
     bool accept_paused, draining, goaway_sent, quit;
     uint64_t goaway_deadline_ns;
-    size_t held; /* bytes of bodies, whole or on their way, as of the last tick */
+    size_t held;    /* bytes of bodies, whole or on their way, as of the last tick */
+    size_t waiting; /* and of answers that wait for their clients */
     unsigned char ids[64 * ID_BYTES];
     size_t id_next;
 
@@ -148,7 +152,7 @@ struct gw_server {
     _Atomic uint64_t connections, requests, gone, kicked;
     _Atomic uint32_t open_connections[2]; /* by gw_listener */
     _Atomic uint32_t open_exchanges;
-    _Atomic uint64_t held; /* of all loops */
+    _Atomic uint64_t held, waiting; /* of all loops */
     _Atomic uint32_t
         goaway_pending; /* draining loops that have not said so to their HTTP/2 clients yet */
     _Atomic uint64_t goaway_ns; /* when the last one did */
@@ -239,6 +243,8 @@ static void mark_boundary(peer *p)
 {
     p->boundary_ns = p->loop->now_ns;
     p->boundary_new = true;
+    p->head_done = false;
+    p->head_ns = 0;
 }
 
 static void end_upload(const gw_server *server, void *upload)
@@ -585,13 +591,14 @@ static bool elapsed(const gw_loop *loop, uint64_t since_ns, uint32_t limit_ms)
     return loop->now_ns > since_ns && loop->now_ns - since_ns > limit_ms * MS_NS;
 }
 
-/* The peer that waits longest without a request makes room. */
+/* The peer that waits longest without a request makes room; a part of a head is none yet. */
 static void evict_idle(gw_loop *loop)
 {
     peer *oldest = NULL;
     for (peer *p = loop->peers; p != NULL; p = p->next)
-        if (p->listener == GW_LISTENER_PUBLIC && p->exchange_count == 0 && p->uploading == 0 &&
-            !p->kicked && (oldest == NULL || p->boundary_ns < oldest->boundary_ns))
+        if (p->listener == GW_LISTENER_PUBLIC && p->exchange_count == 0 &&
+            (p->uploading == 0 || (p->http_major != 2 && !p->head_done)) && !p->kicked &&
+            (oldest == NULL || p->boundary_ns < oldest->boundary_ns))
             oldest = p;
     if (oldest != NULL && elapsed(loop, oldest->boundary_ns, 1000))
         kick(oldest, "room");
@@ -664,6 +671,8 @@ static void check_peer(peer *p)
     if (elapsed(p->loop, p->moved_ns > p->boundary_ns ? p->moved_ns : p->boundary_ns,
                 conf->limits_idle_connection_ms))
         kick(p, "idle");
+    else if (p->head_ns != 0 && !p->head_done && elapsed(p->loop, p->head_ns, conf->limits_head_ms))
+        kick(p, "slow_head");
     else if (p->received != p->at_boundary &&
              elapsed(p->loop, p->boundary_ns, conf->limits_upload_ms))
         kick(p, "slow_upload");
@@ -698,9 +707,25 @@ static void check_exchange(gw_exchange *exchange)
  * nor is there a hook. HTTP/1.1 keeps it in the socket's input. For HTTP/2 the bytes that came are
  * known, and those of complete requests; the rest is taken for bodies on their way (headers and
  * control frames are too, hence the allowance). */
+static void measure_head(peer *p)
+{
+    const h2o_buffer_t *input = p->sock->input;
+    if (p->http_major == 2 || p->exchange_count != 0 || p->head_done)
+        return;
+    if (input->size == 0)
+        p->head_ns = 0;
+    else if (p->head_ns == 0)
+        p->head_ns = p->loop->now_ns;
+    p->head_done = input->size != 0 && memmem(input->bytes, input->size, "\r\n\r\n", 4) != NULL;
+}
+
 static void measure_peers(gw_loop *loop)
 {
     for (peer *p = loop->peers; p != NULL; p = p->next) {
+        p->waiting = 0;
+        for (const gw_exchange *e = p->exchanges; e != NULL; e = e->next)
+            p->waiting += e->pending.length + e->flight.length;
+        measure_head(p);
         uint64_t received = tcp_info_of(p).tcpi_bytes_received;
         if (received != p->received) {
             p->received = received;
@@ -736,25 +761,48 @@ static void show_upload(peer *p)
     p->upload = o->arriving(o->ctx, &arrival, p->upload);
 }
 
-static void check_memory(gw_loop *loop)
+static size_t uploading_of(const peer *p)
 {
-    gw_server *server = loop->server;
-    size_t sum = 0;
-    for (peer *p = loop->peers; p != NULL; p = p->next)
-        sum += p->body_bytes + p->uploading;
-    uint64_t total = atomic_fetch_add(&server->held, sum - loop->held) + (sum - loop->held);
-    loop->held = sum;
-    while (total > server->conf->limits_body_bytes_total_max) {
+    return p->uploading;
+}
+
+static size_t waiting_of(const peer *p)
+{
+    return p->waiting;
+}
+
+/* `sum` is this loop's part of `total`, `own` what it was at the last tick. Above `max` the peers
+ * go that hold most. */
+static void bound(gw_loop *loop, _Atomic uint64_t *total, size_t *own, size_t sum, uint64_t max,
+                  size_t (*of)(const peer *))
+{
+    uint64_t all = atomic_fetch_add(total, sum - *own) + (sum - *own);
+    *own = sum;
+    while (all > max) {
         peer *largest = NULL;
         for (peer *p = loop->peers; p != NULL; p = p->next)
-            if (!p->kicked && p->uploading != 0 &&
-                (largest == NULL || p->uploading > largest->uploading))
+            if (!p->kicked && of(p) != 0 && (largest == NULL || of(p) > of(largest)))
                 largest = p;
         if (largest == NULL)
             break;
         kick(largest, "memory");
-        total -= largest->uploading;
+        all -= of(largest);
     }
+}
+
+static void check_memory(gw_loop *loop)
+{
+    gw_server *server = loop->server;
+    const struct gw_conf *conf = server->conf;
+    size_t held = 0, waiting = 0;
+    for (peer *p = loop->peers; p != NULL; p = p->next) {
+        held += p->body_bytes + p->uploading;
+        waiting += p->waiting;
+    }
+    bound(loop, &server->held, &loop->held, held, conf->limits_body_bytes_total_max, uploading_of);
+    /* libh2o: 100 streams a connection, each with an answer that its window holds back. */
+    bound(loop, &server->waiting, &loop->waiting, waiting, conf->limits_answer_bytes_total_max,
+          waiting_of);
 }
 
 static void drain_step(gw_loop *loop)

@@ -456,31 +456,25 @@ Test(h2o, header_blocks_are_bounded, .timeout = 60)
     cr_expect_eq(next_goaway(&c, NULL), 1u);
     hang_up(&c);
 
-    /* One entry of 4000 bytes in the table, and 15,000 references to it: 60 MB of headers in 15 KB.
+    /* One entry of 4000 bytes in the table, and 11,000 references to it: 44 MB of headers in 15 KB.
      */
     for (int round = 0; round < 20; round++) {
         c = greeted();
-        for (uint32_t stream = 1; stream < 20; stream += 2) {
-            size_t n = request_block(block, "GET", "/about");
-            if (stream == 1) {
-                block[n++] = 0x40;
-                block[n++] = 1;
-                block[n++] = 'x';
-                block[n++] = 0x7f; /* 127 + 3873 */
-                block[n++] = 0xa1;
-                block[n++] = 0x1e;
-                memset(block + n, 'y', 4000);
-                n += 4000;
-            }
-            memset(block + n, 0xbe, 11000);
-            n += 11000;
-            put_frame(&c, HEADERS, END_STREAM | END_HEADERS, stream, block, n);
-            cr_expect_eq(next_status(&c, stream), 400);
-            cr_expect_eq(finish_stream(&c, stream, NULL, NULL), DATA);
-        }
+        size_t n = request_block(block, "GET", "/about");
+        static const unsigned char entry[] = {0x40, 1, 'x', 0x7f, 0xa1, 0x1e}; /* 127 + 3873 */
+        memcpy(block + n, entry, sizeof entry);
+        memset(block + n + sizeof entry, 'y', 4000);
+        n += sizeof entry + 4000;
+        memset(block + n, 0xbe, 11000);
+        put_frame(&c, HEADERS, END_STREAM | END_HEADERS, 1, block, n + 11000);
+        cr_expect_eq(next_goaway(&c, NULL), (uint32_t)CALM);
         hang_up(&c);
     }
+#ifndef __SANITIZE_ADDRESS__ /* which keeps what was freed */
     cr_expect_lt(resident_kib() - before, 32768, "%ld KiB", resident_kib() - before);
+#else
+    (void)before;
+#endif
 
     /* 64 KiB in one field. */
     c = greeted();

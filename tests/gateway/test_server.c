@@ -315,6 +315,71 @@ Test(server, idle_and_slow_clients_are_let_go, .timeout = 60)
     stop();
 }
 
+Test(server, a_head_that_drips_is_let_go_and_makes_room, .timeout = 60)
+{
+    start(SETS("--set=limits.head_ms=2500", "--set=limits.connections_max=3"));
+    client drips[3];
+    for (size_t i = 0; i < 3; i++) {
+        drips[i] = dial();
+        puts_to(&drips[i], "GET /about HTTP/1.1\r\nHost: a\r\nX: ");
+    }
+    nanosleep(&(struct timespec){.tv_sec = 1, .tv_nsec = 200 * 1000000}, NULL);
+    client honest = dial(); /* there is no room, but for one whose request never came */
+    puts_to(&honest, "GET /about HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    char *text = slurp(&honest, NULL);
+    cr_expect_not_null(strstr(text, " 200 "), "%s", text);
+    free(text);
+    hang_up(&honest);
+    cr_expect_geq(gw_server_get_stats(server).kicked, 1u);
+    uint64_t begin = base_now_ns();
+    while (gw_server_get_stats(server).kicked < 3 && base_now_ns() - begin < 5000 * MS) {
+        for (size_t i = 0; i < 3; i++)
+            puts_to(&drips[i], "x");
+        nanosleep(&(struct timespec){.tv_nsec = 50 * 1000000}, NULL);
+    }
+    cr_expect_eq(gw_server_get_stats(server).kicked, 3u);
+    cr_expect_eq(handled_count, 1u);
+    for (size_t i = 0; i < 3; i++)
+        hang_up(&drips[i]);
+
+    /* After a pause on a kept connection a head has its whole time again. */
+    client kept = dial();
+    char block[4096];
+    puts_to(&kept, "GET /about HTTP/1.1\r\nHost: a\r\n\r\n");
+    cr_expect_gt(get(&kept, block, sizeof block), 0);
+    nanosleep(&(struct timespec){.tv_sec = 2, .tv_nsec = 700 * 1000000}, NULL);
+    puts_to(&kept, "GET /about HTTP/1.1\r\nHo");
+    nanosleep(&(struct timespec){.tv_nsec = 300 * 1000000}, NULL);
+    puts_to(&kept, "st: a\r\n\r\n");
+    cr_expect_gt(get(&kept, block, sizeof block), 0);
+    hang_up(&kept);
+    stop();
+}
+
+Test(server, answers_that_nobody_takes_are_bounded_together, .timeout = 60)
+{
+    start(SETS("--set=limits.answer_bytes_total_max=20000000"));
+    client c = dial(), other = dial();
+    greet(&c, 0);
+    greet(&other, 0);
+    put_request(&other, 1, "GET", "/records?1000", false);
+    for (uint32_t i = 0; i < 40; i++)
+        put_request(&c, 2 * i + 1, "GET", "/records?100000", false); /* 1.4 MB each */
+    char block[4096];
+    while (get(&c, block, sizeof block) > 0)
+        ;
+    hang_up(&c);
+    cr_expect_eq(gw_server_get_stats(server).kicked, 1u);
+    open_window(&other, 1, 1u << 20);
+    base_buf body;
+    base_buf_init(&body, 0);
+    cr_expect_eq(finish_stream(&other, 1, &body, NULL), DATA, "the neighbour went with it");
+    cr_expect_eq(body.length, 14000u);
+    base_buf_deinit(&body);
+    hang_up(&other);
+    stop();
+}
+
 Test(server, bodies_of_all_clients_are_bounded_together, .timeout = 60)
 {
     start(
