@@ -68,10 +68,10 @@ struct eng_draft {
 static void bind_layer(draft_layer *w, eng_binder *b, const eng_draft_config *c, uint32_t l)
 {
     uint32_t q = c->q_heads * c->head_dim, kv = c->kv_heads * c->head_dim;
-    w->norm_in = eng_binder__floats(b, 0, c->hidden, LAYER "input_layernorm.weight", l);
-    w->norm_post = eng_binder__floats(b, 0, c->hidden, LAYER "post_attention_layernorm.weight", l);
-    w->q_norm = eng_binder__floats(b, 0, c->head_dim, LAYER "self_attn.q_norm.weight", l);
-    w->k_norm = eng_binder__floats(b, 0, c->head_dim, LAYER "self_attn.k_norm.weight", l);
+    eng_binder__floats(b, &w->norm_in, 0, c->hidden, LAYER "input_layernorm.weight", l);
+    eng_binder__floats(b, &w->norm_post, 0, c->hidden, LAYER "post_attention_layernorm.weight", l);
+    eng_binder__floats(b, &w->q_norm, 0, c->head_dim, LAYER "self_attn.q_norm.weight", l);
+    eng_binder__floats(b, &w->k_norm, 0, c->head_dim, LAYER "self_attn.k_norm.weight", l);
     eng_binder__weight(b, &w->q, q, c->hidden, LAYER "self_attn.q_proj", l);
     eng_binder__weight(b, &w->k, kv, c->hidden, LAYER "self_attn.k_proj", l);
     eng_binder__weight(b, &w->v, kv, c->hidden, LAYER "self_attn.v_proj", l);
@@ -85,15 +85,15 @@ static base_code bind(eng_draft *d, eng_binder *b)
 {
     const eng_draft_config *c = &d->config;
     eng_binder__weight(b, &d->fc, c->hidden, c->target_layer_count * c->hidden, PREFIX "fc");
-    d->hidden_norm = eng_binder__floats(b, 0, c->hidden, PREFIX "hidden_norm.weight");
-    d->final_norm = eng_binder__floats(b, 0, c->hidden, PREFIX "final_norm.weight");
+    eng_binder__floats(b, &d->hidden_norm, 0, c->hidden, PREFIX "hidden_norm.weight");
+    eng_binder__floats(b, &d->final_norm, 0, c->hidden, PREFIX "final_norm.weight");
     eng_binder__weight(b, &d->markov_in, c->vocab, c->markov_rank, PREFIX "markov_head.markov_w1");
     eng_binder__weight(b, &d->markov_out, c->vocab, c->markov_rank, PREFIX "markov_head.markov_w2");
     if (c->confidence) {
         d->confidence =
-            eng_binder__floats(b, 1, c->hidden + (c->confidence_markov ? c->markov_rank : 0),
-                               PREFIX "confidence_head.proj.weight");
-        d->confidence_bias = eng_binder__floats(b, 0, 1, PREFIX "confidence_head.proj.bias");
+            eng_binder__host_floats(b, 1, c->hidden + (c->confidence_markov ? c->markov_rank : 0),
+                                    PREFIX "confidence_head.proj.weight");
+        d->confidence_bias = eng_binder__host_floats(b, 0, 1, PREFIX "confidence_head.proj.bias");
     }
     d->layers = base_arena_calloc(d->arena, c->layers, sizeof *d->layers);
     for (uint32_t l = 0; d->layers != NULL && l < c->layers; l++)
@@ -199,6 +199,10 @@ static base_code load(eng_draft *d, const eng_model *model, const char *dir, uin
     code = eng_binder__init(&binder, d->files, d->arena, err);
     if (code == BASE_OK)
         code = bind(d, &binder);
+    if (code == BASE_OK && d->device == NULL) { /* the model was only looked at */
+        eng_binder__deinit(&binder);
+        return BASE_OK;
+    }
     if (code == BASE_OK)
         code = make_fingerprint(d, err);
     if (code == BASE_OK) {

@@ -11,7 +11,8 @@
 
 typedef struct eng_draft eng_draft;
 
-/* Shares the model's device, embedding and head. Fails naming file and key. */
+/* Shares the model's device, embedding and head; of a model that was only looked at, it is looked
+ * at too. Fails naming file and key. */
 base_code eng_draft_load(eng_draft **out, const eng_model *model, const char *dir,
                          uint32_t rows_max, uint32_t blocks_max, base_err *err);
 void eng_draft_destroy(eng_draft *draft);

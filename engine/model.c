@@ -55,7 +55,8 @@ base_code eng_binder__init(eng_binder *binder, const eng_files *files, base_aren
     binder->taken = calloc(eng_files_count(files) + 1, 1);
     binder->packable =
         base_arena_calloc(arena, eng_files_count(files) + 1, sizeof *binder->packable);
-    if (binder->taken == NULL || binder->packable == NULL)
+    binder->bound = base_arena_calloc(arena, eng_files_count(files) + 1, sizeof *binder->bound);
+    if (binder->taken == NULL || binder->packable == NULL || binder->bound == NULL)
         binder->code =
             base_fail(err, BASE_NOMEM, "out of memory for %u tensors", eng_files_count(files));
     return binder->code;
@@ -146,6 +147,13 @@ static const void *aligned(eng_binder *b, const eng_tensor *t, size_t align)
     return copy;
 }
 
+/* An array that operations read; every one comes from a tensor of its own. */
+static void note_bound(eng_binder *b, const void **at, size_t bytes)
+{
+    CHECK(b->bound_count < eng_files_count(b->files));
+    b->bound[b->bound_count++] = (eng_bound){.at = at, .bytes = bytes};
+}
+
 static void bind_nvfp4(eng_binder *b, kn_weight *out, const char *name, const eng_tensor *packed)
 {
     const eng_tensor *scale = take(b, name, ".weight_scale"),
@@ -181,6 +189,8 @@ static void bind_nvfp4(eng_binder *b, kn_weight *out, const char *name, const en
     out->type = KN_NVFP4;
     out->data = packed->data;
     out->scale = scale->data;
+    note_bound(b, &out->data, packed->bytes);
+    note_bound(b, &out->scale, scale->bytes);
 }
 
 static void bind_mxfp8(eng_binder *b, kn_weight *out, const char *name, const eng_tensor *t)
@@ -201,6 +211,8 @@ static void bind_mxfp8(eng_binder *b, kn_weight *out, const char *name, const en
     out->type = KN_MXFP8;
     out->data = t->data;
     out->scale = scale->data;
+    note_bound(b, &out->data, t->bytes);
+    note_bound(b, &out->scale, scale->bytes);
 }
 
 static void bind_plain(eng_binder *b, kn_weight *out, const eng_tensor *t)
@@ -214,6 +226,7 @@ static void bind_plain(eng_binder *b, kn_weight *out, const eng_tensor *t)
         return;
     out->type = t->dtype == ENG_BF16 ? KN_BF16 : KN_F32;
     out->data = aligned(b, t, t->dtype == ENG_BF16 ? 2 : 4);
+    note_bound(b, &out->data, t->bytes);
 }
 
 void eng_binder__weight(eng_binder *binder, kn_weight *out, uint32_t rows, uint32_t cols,
@@ -249,14 +262,8 @@ void eng_binder__weight(eng_binder *binder, kn_weight *out, uint32_t rows, uint3
         binder->packable[binder->packable_count++] = out;
 }
 
-const float *eng_binder__floats(eng_binder *binder, uint32_t rows, uint32_t cols, const char *fmt,
-                                ...)
+static const float *bind_floats(eng_binder *binder, uint32_t rows, uint32_t cols, const char *name)
 {
-    char name[NAME_BYTES];
-    va_list args;
-    va_start(args, fmt);
-    format_name(name, fmt, args);
-    va_end(args);
     if (binder->code != BASE_OK)
         return NULL;
     const eng_tensor *t = take(binder, name, "");
@@ -285,6 +292,26 @@ const float *eng_binder__floats(eng_binder *binder, uint32_t rows, uint32_t cols
         out[i] = kn_bf16_to_f32(bits);
     }
     return out;
+}
+
+void eng_binder__floats(eng_binder *binder, const float **out, uint32_t rows, uint32_t cols,
+                        const char *fmt, ...)
+{
+    char name[NAME_BYTES];
+    va_list args;
+    va_start(args, fmt);
+    format_name(name, fmt, args);
+    va_end(args);
+    *out = bind_floats(binder, rows, cols, name);
+    if (*out != NULL)
+        note_bound(binder, (const void **)out,
+                   (size_t)(rows > 0 ? rows : 1) * cols * sizeof(float));
+}
+
+const float *eng_binder__host_floats(eng_binder *binder, uint32_t rows, uint32_t cols,
+                                     const char *name)
+{
+    return bind_floats(binder, rows, cols, name);
 }
 
 void eng_binder__skip(eng_binder *binder, const char *const *prefixes, uint32_t count)
@@ -613,6 +640,10 @@ static base_code load(eng_model *m, const char *spec, const eng_model_options *o
     if (code == BASE_OK)
         code = load_tensors(m, err);
     if (code == BASE_OK)
+        code = make_layout(m, err);
+    if (options->look)
+        return code;
+    if (code == BASE_OK)
         code = make_fingerprint(m, err);
     if (code == BASE_OK) {
         kn_device_options device = {.variant = options->variant != NULL ? options->variant : "auto",
@@ -633,8 +664,6 @@ static base_code load(eng_model *m, const char *spec, const eng_model_options *o
                                 m->file.model.rope_theta, m->context_max + ENG_ROPE_SLACK, err);
     if (code == BASE_OK)
         code = make_scratch(m, err);
-    if (code == BASE_OK)
-        code = make_layout(m, err);
     return code;
 }
 

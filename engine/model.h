@@ -17,6 +17,7 @@ typedef struct eng_model_options {
     uint32_t threads, rows_max, context_max;
     const char *packed;        /* folder that keeps repacked weights; NULL: none */
     uint64_t packed_bytes_max; /* of a part, target or draft; larger ones are not kept */
+    bool look; /* names, shapes and dtypes only: no weight is read, and nothing can be run */
 } eng_model_options;
 
 #define ENG_FEATURES_MAX 8

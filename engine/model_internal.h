@@ -57,6 +57,12 @@ base_code eng_config__read_draft(eng_draft_config *out, const char *dir,
 
 /* ---- model.c: binding ---- */
 
+/* An array that operations read, which `at` points to. */
+typedef struct eng_bound {
+    const void **at;
+    size_t bytes;
+} eng_bound;
+
 /* Takes tensors out of a set of files; what nobody took is an error at the end. */
 typedef struct eng_binder {
     const eng_files *files;
@@ -64,6 +70,8 @@ typedef struct eng_binder {
     uint8_t *taken;       /* [count] */
     kn_weight **packable; /* in the arena: the matrices that kn_pack has a form for */
     uint32_t packable_count;
+    eng_bound *bound; /* in the arena: what a device with memory of its own needs there */
+    uint32_t bound_count;
     base_err *err;
     base_code code; /* the first failure; later calls do nothing */
 } eng_binder;
@@ -78,8 +86,11 @@ void eng_binder__weight(eng_binder *binder, kn_weight *out, uint32_t rows, uint3
                         const char *fmt, ...) __attribute__((format(printf, 5, 6)));
 /* BF16 or F32 values as floats, from the arena unless they lie aligned as F32 in the file. [rows,
  * cols], or [cols] with rows 0. */
-const float *eng_binder__floats(eng_binder *binder, uint32_t rows, uint32_t cols, const char *fmt,
-                                ...) __attribute__((format(printf, 4, 5)));
+void eng_binder__floats(eng_binder *binder, const float **out, uint32_t rows, uint32_t cols,
+                        const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+/* The same for values that no operation reads: they stay on the host. */
+const float *eng_binder__host_floats(eng_binder *binder, uint32_t rows, uint32_t cols,
+                                     const char *name);
 /* Marks every tensor below one of the prefixes as known and unused. */
 void eng_binder__skip(eng_binder *binder, const char *const *prefixes, uint32_t count);
 /* Fails if a tensor was not taken; names the first and how many. */

@@ -18,10 +18,10 @@ static const char *const SKIPPED[] = {"vision_tower.", "multi_modal_projector.",
 static void bind_attention(eng_m3_layer *w, eng_binder *b, const eng_model_config *c, uint32_t l)
 {
     uint32_t q = c->q_heads * c->head_dim, kv = c->kv_heads * c->head_dim;
-    w->norm_in = eng_binder__floats(b, 0, c->hidden, LAYER "input_layernorm.weight", l);
-    w->norm_post = eng_binder__floats(b, 0, c->hidden, LAYER "post_attention_layernorm.weight", l);
-    w->q_norm = eng_binder__floats(b, 0, c->head_dim, LAYER "self_attn.q_norm.weight", l);
-    w->k_norm = eng_binder__floats(b, 0, c->head_dim, LAYER "self_attn.k_norm.weight", l);
+    eng_binder__floats(b, &w->norm_in, 0, c->hidden, LAYER "input_layernorm.weight", l);
+    eng_binder__floats(b, &w->norm_post, 0, c->hidden, LAYER "post_attention_layernorm.weight", l);
+    eng_binder__floats(b, &w->q_norm, 0, c->head_dim, LAYER "self_attn.q_norm.weight", l);
+    eng_binder__floats(b, &w->k_norm, 0, c->head_dim, LAYER "self_attn.k_norm.weight", l);
     eng_binder__weight(b, &w->q, q, c->hidden, LAYER "self_attn.q_proj", l);
     eng_binder__weight(b, &w->k, kv, c->hidden, LAYER "self_attn.k_proj", l);
     eng_binder__weight(b, &w->v, kv, c->hidden, LAYER "self_attn.v_proj", l);
@@ -31,18 +31,18 @@ static void bind_attention(eng_m3_layer *w, eng_binder *b, const eng_model_confi
     eng_binder__weight(b, &w->index_q, c->index_heads * c->index_dim, c->hidden,
                        LAYER "self_attn.index_q_proj", l);
     eng_binder__weight(b, &w->index_k, c->index_dim, c->hidden, LAYER "self_attn.index_k_proj", l);
-    w->index_q_norm =
-        eng_binder__floats(b, 0, c->index_dim, LAYER "self_attn.index_q_norm.weight", l);
-    w->index_k_norm =
-        eng_binder__floats(b, 0, c->index_dim, LAYER "self_attn.index_k_norm.weight", l);
+    eng_binder__floats(b, &w->index_q_norm, 0, c->index_dim, LAYER "self_attn.index_q_norm.weight",
+                       l);
+    eng_binder__floats(b, &w->index_k_norm, 0, c->index_dim, LAYER "self_attn.index_k_norm.weight",
+                       l);
 }
 
 static void bind_mixture(eng_m3_layer *w, eng_binder *b, const eng_model_config *c, uint32_t l)
 {
-    w->router =
-        eng_binder__floats(b, c->experts, c->hidden, LAYER "block_sparse_moe.gate.weight", l);
-    w->bias =
-        eng_binder__floats(b, 0, c->experts, LAYER "block_sparse_moe.e_score_correction_bias", l);
+    eng_binder__floats(b, &w->router, c->experts, c->hidden, LAYER "block_sparse_moe.gate.weight",
+                       l);
+    eng_binder__floats(b, &w->bias, 0, c->experts, LAYER "block_sparse_moe.e_score_correction_bias",
+                       l);
     w->w1 = base_arena_calloc(b->arena, c->experts, sizeof *w->w1);
     w->w2 = base_arena_calloc(b->arena, c->experts, sizeof *w->w2);
     w->w3 = base_arena_calloc(b->arena, c->experts, sizeof *w->w3);
@@ -72,7 +72,7 @@ base_code eng_m3__bind(eng_m3 *out, eng_binder *binder, const eng_model_config *
     eng_binder__skip(binder, SKIPPED, sizeof SKIPPED / sizeof *SKIPPED);
     eng_binder__weight(binder, &out->embedding, c->vocab, c->hidden, TEXT "model.embed_tokens");
     eng_binder__weight(binder, &out->head, c->vocab, c->hidden, TEXT "lm_head");
-    out->norm = eng_binder__floats(binder, 0, c->hidden, TEXT "model.norm.weight");
+    eng_binder__floats(binder, &out->norm, 0, c->hidden, TEXT "model.norm.weight");
     out->layers = base_arena_calloc(binder->arena, c->layers, sizeof *out->layers);
     for (uint32_t l = 0;
          l < c->layers && binder->code == BASE_OK && !base_arena_failed(binder->arena); l++) {

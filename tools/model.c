@@ -297,14 +297,16 @@ static void unload(loaded *l)
     base_arena_destroy(l->arena);
 }
 
+/* `look`: nothing will be run. */
 static base_code load(loaded *l, const arguments *a, const char *spec, uint32_t rows_max,
-                      bool with_draft, base_err *err)
+                      bool with_draft, bool look, base_err *err)
 {
     eng_model_options options = {.variant = a->variant,
                                  .kv = a->kv,
                                  .threads = a->threads,
                                  .rows_max = rows_max,
-                                 .context_max = a->context};
+                                 .context_max = a->context,
+                                 .look = look};
     *l = (loaded){.arena = base_arena_create(1 << 16, ARENA_MAX)};
     if (l->arena == NULL)
         return base_fail(err, BASE_NOMEM, "out of memory");
@@ -412,7 +414,7 @@ static int run_info(const arguments *a)
     eng_files *draft_files = NULL;
     if (a->rest_count != 1)
         return bad("info takes one folder");
-    base_code code = load(&l, a, a->rest[0], 64, true, &err);
+    base_code code = load(&l, a, a->rest[0], 64, true, false, &err);
     if (code == BASE_OK && l.draft != NULL)
         code = eng_files_open(&draft_files, l.draft_dir, &err);
     if (code != BASE_OK) {
@@ -616,7 +618,7 @@ static int run_verify(const arguments *a)
     eng_codec *codec = NULL;
     if (a->rest_count != 1)
         return bad("verify takes one folder");
-    base_code code = load(&l, a, a->rest[0], 64, true, &err);
+    base_code code = load(&l, a, a->rest[0], 64, true, true, &err);
     if (code == BASE_OK)
         code = eng_tok_load(&tok, eng_model_tokenizer_path(l.model), &err);
     if (code == BASE_OK)
@@ -927,7 +929,7 @@ static base_code parse_draft(generation *g, const arguments *a, base_err *err)
 
 static base_code open_generation(generation *g, arguments *a, base_err *err)
 {
-    base_code code = load(&g->l, a, a->rest[0], ROWS_MAX, strcmp(a->draft, "off") != 0, err);
+    base_code code = load(&g->l, a, a->rest[0], ROWS_MAX, strcmp(a->draft, "off") != 0, false, err);
     if (code != BASE_OK)
         return code;
     a->context = eng_model__context_max(g->l.model);
