@@ -593,7 +593,7 @@ static uint32_t plan_rows(eng_engine *engine)
         eng_sequence *seq = engine->active[i];
         engine->plan[i] = (eng_sched_seq){.need = eng__known(seq) - seq->run,
                                           .draft = seq->draft_count,
-                                          .arrival = seq->number,
+                                          .rank = seq->number,
                                           .picks_all = eng__scores(seq)};
         if (engine->plan[i].need == 1)
             decode_rows += 1 + seq->draft_count;
