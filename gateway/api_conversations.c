@@ -490,6 +490,7 @@ static call *make(gw_app *app, gw_exchange *exchange, int parts)
     c->plan.app = app;
     c->plan.identity = identity;
     c->job.run = run;
+    c->job.bytes = length;
     c->back.run = back;
     c->exchange = exchange;
     c->loop = gw_exchange_loop(exchange);

@@ -633,6 +633,7 @@ static void begin(gw_app *app, gw_exchange *exchange, verb what, const gw_id *se
     c->body[length] = '\0';
     c->body_length = length;
     c->job.run = run;
+    c->job.bytes = length;
     c->back.run = back;
     c->app = app;
     c->exchange = exchange;

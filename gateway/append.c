@@ -552,8 +552,8 @@ static void run(gw_job *job)
     gw_loop_post(p->loop, &p->rendered);
 }
 
-/* True if a prefill may begin; notes it. */
-static bool begin(gw_appends *appends, int64_t tenant, const char *session)
+/* True if a prefill of `bytes` may begin; notes it. */
+static bool begin(gw_appends *appends, size_t *bytes, int64_t tenant, const char *session)
 {
     pthread_mutex_lock(&appends->mutex);
     entry *e = *place(appends, tenant, session);
@@ -569,7 +569,7 @@ static bool begin(gw_appends *appends, int64_t tenant, const char *session)
               fresh >= base_max(STEP_BYTES, e->bytes / STEP_SHARE);
         if (due) {
             e->prefills = e->begun = true;
-            e->prefilled_bytes = e->bytes;
+            *bytes = e->prefilled_bytes = e->bytes;
             e->prefilled_done = done;
         }
     }
@@ -580,7 +580,8 @@ static bool begin(gw_appends *appends, int64_t tenant, const char *session)
 void gw_append_prefill(gw_appends *appends, const gw_identity *identity, const char *session,
                        gw_loop *loop)
 {
-    if (atomic_load(&appends->app->draining) || !begin(appends, identity->tenant, session))
+    size_t bytes;
+    if (atomic_load(&appends->app->draining) || !begin(appends, &bytes, identity->tenant, session))
         return;
     prefill *p = calloc(1, sizeof *p);
     base_arena *arena = base_arena_create(64u << 10, 1u << 30);
@@ -592,7 +593,7 @@ void gw_append_prefill(gw_appends *appends, const gw_identity *identity, const c
         pthread_mutex_unlock(&appends->mutex);
         return;
     }
-    *p = (prefill){.job.run = run,
+    *p = (prefill){.job = {.run = run, .bytes = bytes},
                    .rendered.run = on_rendered,
                    .appends = appends,
                    .identity = *identity,

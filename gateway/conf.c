@@ -202,9 +202,10 @@ static const row rows[] = {
      .help = "URL of a trace collector, http://HOST:4318/v1/traces; empty: none"},
 
     {"workers.threads", U32, AT(workers_threads), "0", 0, 256,
-     .help = "threads that parse and tokenize; 0: one for every two cores"},
+     .help = "threads that parse and tokenize bodies up to 64 KiB, as many for those up to 1 MiB, "
+             "a fourth and one for larger ones; 0: one for every two cores"},
     {"workers.queue_max", U32, AT(workers_queue_max), "256", 1, 65536,
-     .help = "requests that wait for one"},
+     .help = "requests of each of the three sizes that wait for one"},
 };
 #define ROW_COUNT (sizeof rows / sizeof *rows)
 

@@ -51,6 +51,8 @@
 
 #define MS_NS UINT64_C(1000000)
 #define TICK_MS 100
+#define SLICE_MS 1
+#define SLICE_PEERS 256               /* some 2 us each, most of it the kernel's: tcp_info_of */
 #define STREAM_HIGH_BYTES (64u << 10) /* gw_stream_paused above */
 #define STREAM_LOW_BYTES (32u << 10)  /* `drained` at or below */
 #define STREAM_MAX_BYTES (8u << 20)   /* a handler that does not wait loses its stream here */
@@ -116,10 +118,13 @@ struct gw_loop {
     h2o_socket_t *listen[LISTENER_MAX];
     int watch_fd; /* epoll of HTTP/1.1 sockets whose reading libh2o has stopped */
     h2o_socket_t *watch;
-    h2o_timeout_t tick_timeout;
-    h2o_timeout_entry_t tick_entry;
+    h2o_timeout_t tick_timeout, slice_timeout;
+    h2o_timeout_entry_t tick_entry; /* linked to one of them */
     uint64_t now_ns;
     peer *peers;
+    peer *next_peer; /* where the round goes on; NULL between rounds */
+    size_t round_held,
+        round_waiting; /* of the round's peers so far: what `held`, `waiting` become */
     bool accept_paused, draining, goaway_sent, quit;
     uint64_t goaway_deadline_ns;
     size_t held;    /* bytes of bodies, whole or on their way, as of the last tick */
@@ -572,6 +577,8 @@ static void on_peer_close(void *data)
     peer *p = data;
     CHECK(p->exchanges == NULL);
     end_upload(p->loop->server, p->upload);
+    if (p->loop->next_peer == p)
+        p->loop->next_peer = p->next;
     if ((*p->link = p->next) != NULL)
         p->next->link = p->link;
     atomic_fetch_sub_explicit(&p->loop->server->open_connections[p->listener], 1,
@@ -719,28 +726,26 @@ static void measure_head(peer *p)
     p->head_done = input->size != 0 && memmem(input->bytes, input->size, "\r\n\r\n", 4) != NULL;
 }
 
-static void measure_peers(gw_loop *loop)
+static void measure(peer *p)
 {
-    for (peer *p = loop->peers; p != NULL; p = p->next) {
-        p->waiting = 0;
-        for (const gw_exchange *e = p->exchanges; e != NULL; e = e->next)
-            p->waiting += e->pending.length + e->flight.length;
-        measure_head(p);
-        uint64_t received = tcp_info_of(p).tcpi_bytes_received;
-        if (received != p->received) {
-            p->received = received;
-            p->moved_ns = loop->now_ns;
-        }
-        if (p->boundary_new)
-            p->at_boundary = received;
-        p->boundary_new = false;
-        if (p->http_major == 1)
-            p->uploading = p->exchange_count == 0 ? p->sock->input->size : 0;
-        else
-            p->uploading = received > p->completed + UPLOAD_ALLOWANCE_BYTES
-                               ? (size_t)(received - p->completed - UPLOAD_ALLOWANCE_BYTES)
-                               : 0;
+    p->waiting = 0;
+    for (const gw_exchange *e = p->exchanges; e != NULL; e = e->next)
+        p->waiting += e->pending.length + e->flight.length;
+    measure_head(p);
+    uint64_t received = tcp_info_of(p).tcpi_bytes_received;
+    if (received != p->received) {
+        p->received = received;
+        p->moved_ns = p->loop->now_ns;
     }
+    if (p->boundary_new)
+        p->at_boundary = received;
+    p->boundary_new = false;
+    if (p->http_major == 1)
+        p->uploading = p->exchange_count == 0 ? p->sock->input->size : 0;
+    else
+        p->uploading = received > p->completed + UPLOAD_ALLOWANCE_BYTES
+                           ? (size_t)(received - p->completed - UPLOAD_ALLOWANCE_BYTES)
+                           : 0;
 }
 
 /* libh2o: what it has of an HTTP/1.1 request lies in the socket's input, from the request line on,
@@ -794,15 +799,11 @@ static void check_memory(gw_loop *loop)
 {
     gw_server *server = loop->server;
     const struct gw_conf *conf = server->conf;
-    size_t held = 0, waiting = 0;
-    for (peer *p = loop->peers; p != NULL; p = p->next) {
-        held += p->body_bytes + p->uploading;
-        waiting += p->waiting;
-    }
-    bound(loop, &server->held, &loop->held, held, conf->limits_body_bytes_total_max, uploading_of);
+    bound(loop, &server->held, &loop->held, loop->round_held, conf->limits_body_bytes_total_max,
+          uploading_of);
     /* libh2o: 100 streams a connection, each with an answer that its window holds back. */
-    bound(loop, &server->waiting, &loop->waiting, waiting, conf->limits_answer_bytes_total_max,
-          waiting_of);
+    bound(loop, &server->waiting, &loop->waiting, loop->round_waiting,
+          conf->limits_answer_bytes_total_max, waiting_of);
 }
 
 static void drain_step(gw_loop *loop)
@@ -840,28 +841,53 @@ static void resume_accept(gw_loop *loop)
             h2o_socket_read_start(loop->listen[i], on_accept);
 }
 
-static void on_tick(h2o_timeout_entry_t *entry)
+/* The peer may be freed when this returns. */
+static void look_at(peer *p)
 {
-    gw_loop *loop = H2O_STRUCT_FROM_MEMBER(gw_loop, tick_entry, entry);
-    measure_peers(loop);
-    check_memory(loop);
-    for (peer *p = loop->peers, *next; p != NULL; p = next) {
-        next = p->next;
-        show_upload(p);
-        check_peer(p);
-        for (gw_exchange *exchange = p->exchanges, *after; exchange != NULL; exchange = after) {
-            after = exchange->next;
-            bool lone = after == NULL;
-            check_exchange(exchange); /* may free the exchange and, if it was alone, the peer */
-            if (lone)
-                break;
-        }
+    measure(p);
+    p->loop->round_held += p->body_bytes + p->uploading;
+    p->loop->round_waiting += p->waiting;
+    show_upload(p);
+    check_peer(p);
+    for (gw_exchange *exchange = p->exchanges, *after; exchange != NULL; exchange = after) {
+        after = exchange->next;
+        bool lone = after == NULL;
+        check_exchange(exchange); /* may free the exchange and, if it was alone, the peer */
+        if (lone)
+            break;
     }
+}
+
+static void begin_round(gw_loop *loop)
+{
+    loop->next_peer = loop->peers;
+    loop->round_held = loop->round_waiting = 0;
+}
+
+static void end_round(gw_loop *loop)
+{
+    check_memory(loop);
     if (loop->draining)
         drain_step(loop);
     else if (loop->accept_paused)
         resume_accept(loop);
-    h2o_timeout_link(loop->evloop, &loop->tick_timeout, &loop->tick_entry);
+}
+
+static void on_tick(h2o_timeout_entry_t *entry)
+{
+    gw_loop *loop = H2O_STRUCT_FROM_MEMBER(gw_loop, tick_entry, entry);
+    if (loop->next_peer == NULL)
+        begin_round(loop);
+    for (uint32_t n = 0; n < SLICE_PEERS && loop->next_peer != NULL; n++) {
+        peer *p = loop->next_peer;
+        loop->next_peer = p->next;
+        look_at(p);
+    }
+    if (loop->next_peer == NULL)
+        end_round(loop);
+    h2o_timeout_link(loop->evloop,
+                     loop->next_peer != NULL ? &loop->slice_timeout : &loop->tick_timeout,
+                     &loop->tick_entry);
 }
 
 /* ---- loops ---- */
@@ -936,6 +962,7 @@ static void loop_open(gw_loop *loop)
         h2o_socket_read_start(loop->listen[i], on_accept);
     }
     h2o_timeout_init(loop->evloop, &loop->tick_timeout, TICK_MS);
+    h2o_timeout_init(loop->evloop, &loop->slice_timeout, SLICE_MS);
     loop->tick_entry.cb = on_tick;
     h2o_timeout_link(loop->evloop, &loop->tick_timeout, &loop->tick_entry);
 }
@@ -961,6 +988,7 @@ static void loop_close(gw_loop *loop)
         return; /* libh2o still holds connections: its context cannot be taken down under them; the
                    process ends soon */
     h2o_timeout_dispose(loop->evloop, &loop->tick_timeout);
+    h2o_timeout_dispose(loop->evloop, &loop->slice_timeout);
     h2o_socket_read_stop(loop->watch);
     h2o_socket_close(loop->watch);
     h2o_timeout_unlink(&loop->ctx.http2._graceful_shutdown_timeout);
@@ -1407,7 +1435,8 @@ static void run_drain(gw_message *message)
     loop->draining = true;
     loop->goaway_deadline_ns = o->deadline_ns;
     close_listeners(loop);
-    measure_peers(loop);
+    for (peer *p = loop->peers; p != NULL; p = p->next)
+        measure(p);
     drain_step(loop);
     atomic_store(&o->done, true);
 }

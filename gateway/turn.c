@@ -1244,6 +1244,7 @@ static bool take_body(gw_turn *turn)
     memcpy(turn->body, body, length);
     turn->body[length] = '\0';
     turn->body_length = length;
+    turn->job.bytes = length;
     return true;
 }
 
