@@ -1,13 +1,13 @@
 /* Clients that mean harm, one kind at a time, against the program itself on loopback, while an
  * honest one streams one-token chats.
  *
- *   attack PROGRAM MODEL
+ *   attack PROGRAM MODEL [NAME…]   a name selects the attacks that hold it
  *
  * Of each attack it prints the honest client's time to first token (p50 and p99; the quiet values
- * come first) and the server's memory. Asserted: the honest client gets every answer; memory stays
- * within what the attack's row says, above where the server began; in the end nothing runs, and the
- * server ends well. With WHIMBREL_LONG an attack lasts 20 s instead of 2, and p99 must stay within
- * twice its quiet value: on a machine that has cores to spare for the attackers. */
+ * come first) and the peak of the server's memory. Asserted: the honest client gets every answer;
+ * memory stays within what the attack's row says, above where the server began; in the end nothing
+ * runs, and the server ends well. With WHIMBREL_LONG an attack lasts 20 s instead of 1.5. Times are
+ * only printed: attackers and server share the machine. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -339,7 +339,7 @@ static void measure(const attack *a, uint64_t us, long *memory_kib)
         a->run(end);
     while (wire_now_us() < end)
         nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
-    *memory_kib = wire_resident_kib(&server);
+    *memory_kib = wire_peak_kib(&server);
     watching = false;
     pthread_join(thread, NULL);
     qsort(samples, sample_count, sizeof *samples, by_value);
@@ -360,15 +360,22 @@ static bool none_left(void)
     return false;
 }
 
+static bool wanted(const char *name, char *const *parts)
+{
+    for (char *const *part = parts; *part != NULL; part++)
+        if (strstr(name, *part) != NULL)
+            return true;
+    return *parts == NULL;
+}
+
 int main(int argc, char **argv)
 {
     uint32_t tested = 0, failed = 0;
-    bool rigorous = getenv("WHIMBREL_LONG") != NULL;
-    if (argc != 3) {
-        fprintf(stderr, "usage: attack PROGRAM MODEL\n");
+    if (argc < 3) {
+        fprintf(stderr, "usage: attack PROGRAM MODEL [NAME...]\n");
         return 2;
     }
-    attack_us = rigorous ? 20000000 : 1500000;
+    attack_us = getenv("WHIMBREL_LONG") != NULL ? 20000000 : 1500000;
     struct rlimit limit;
     getrlimit(RLIMIT_NOFILE, &limit);
     limit.rlim_cur = limit.rlim_max;
@@ -387,9 +394,12 @@ int main(int argc, char **argv)
            percentile(0.5), quiet, first >> 10);
     for (size_t i = 0; i < sizeof attacks / sizeof *attacks; i++) {
         const attack *a = &attacks[i];
+        if (!wanted(a->name, argv + 3))
+            continue;
         uint32_t count = a->connections == UINT32_MAX ? many : a->connections;
         refused = 0;
         before = wire_resident_kib(&server);
+        wire_forget_peak(&server);
         for (uint32_t c = 0; c < count; c++) {
             wire_open(&conns[c], server.clear, false, NULL);
             if (a->connections != UINT32_MAX && a->run != post_deep && a->run != post_huge &&
@@ -400,15 +410,14 @@ int main(int argc, char **argv)
         for (uint32_t c = 0; c < count; c++)
             wire_close(&conns[c]);
         bool small = memory - before <= a->memory_mib_max << 10,
-             served = refused == 0 && sample_count > 0,
-             quick = percentile(0.99) <= 2 * quiet || !rigorous;
+             served = refused == 0 && sample_count > 0;
         tested++;
-        failed += !(small && served && quick);
-        printf("%s %s: %u answers, p50 %u us, p99 %u us (%.1f times), %+ld MiB of %ld%s%s%s\n",
-               small && served && quick ? "[PASS]" : "[FAIL]", a->name, sample_count,
-               percentile(0.5), percentile(0.99), (double)percentile(0.99) / quiet,
-               (memory - before) >> 10, a->memory_mib_max, small ? "" : ": too much memory",
-               served ? "" : ": the honest client was not served", quick ? "" : ": too slow");
+        failed += !(small && served);
+        printf("%s %s: %u answers, p50 %u us, p99 %u us (%.1f times), %+ld MiB of %ld%s%s\n",
+               small && served ? "[PASS]" : "[FAIL]", a->name, sample_count, percentile(0.5),
+               percentile(0.99), (double)percentile(0.99) / quiet, (memory - before) >> 10,
+               a->memory_mib_max, small ? "" : ": too much memory",
+               served ? "" : ": the honest client was not served");
         fflush(stdout);
     }
     tested += 2;

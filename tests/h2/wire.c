@@ -145,18 +145,37 @@ bool wire_stop(wire_server *server)
     return system(command) == 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-long wire_resident_kib(const wire_server *server)
+static long status_kib(const wire_server *server, const char *format)
 {
     char path[64], line[128];
     long kib = -1;
     snprintf(path, sizeof path, "/proc/%d/status", (int)server->pid);
     FILE *file = fopen(path, "r");
     while (file != NULL && fgets(line, sizeof line, file) != NULL)
-        if (sscanf(line, "VmRSS: %ld", &kib) == 1)
+        if (sscanf(line, format, &kib) == 1)
             break;
     if (file != NULL)
         fclose(file);
     return kib;
+}
+
+long wire_resident_kib(const wire_server *server)
+{
+    return status_kib(server, "VmRSS: %ld");
+}
+
+long wire_peak_kib(const wire_server *server)
+{
+    return status_kib(server, "VmHWM: %ld");
+}
+
+void wire_forget_peak(const wire_server *server)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/clear_refs", (int)server->pid);
+    FILE *file = fopen(path, "w");
+    if (file == NULL || fputs("5", file) < 0 || fclose(file) != 0)
+        die("the peak of its memory", path);
 }
 
 /* ---- bytes ---- */

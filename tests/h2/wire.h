@@ -20,6 +20,8 @@ wire_server wire_serve(const char *program, const char *model, const char *const
 /* SIGTERM; false if it did not end with status 0. */
 bool wire_stop(wire_server *server);
 long wire_resident_kib(const wire_server *server);
+long wire_peak_kib(const wire_server *server); /* since it started or forget */
+void wire_forget_peak(const wire_server *server);
 
 typedef struct wire {
     int fd;
