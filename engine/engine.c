@@ -1,6 +1,7 @@
 /* Requests in, text in and out, start and stop. What the engine thread does is in loop.c. */
 #include "engine/engine.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,9 @@
 #define INDEX_NODES_PER_PAGE 4 /* a node holds at least a token; in practice far more */
 #define INDEX_NODES_MIN 4096
 #define SECOND_NS 1000000000u
+#define COST_LEAST_NS                                                                              \
+    1e4                /* of a request, before any step was seen: turns are taken all the same     \
+                        */
 #define PICKS_EXTRA 64 /* draft rows a step may verify beyond one row a sequence */
 
 void eng__sequence_destroy(eng_sequence *seq)
@@ -176,21 +180,102 @@ static base_code sequence_create(eng_sequence **out, eng_engine *engine, const e
 
 base_code eng_submit(eng_engine *engine, const eng_request *request, base_err *err)
 {
-    return eng_submit_all(engine, request, 1, err);
+    return eng_submit_all(engine, request, 1, NULL, err);
+}
+
+/* Under lock: what the request will take, if `cached` of its prompt is found. */
+static void weigh(eng_engine *engine, eng_sequence *seq, uint32_t cached)
+{
+    const eng_forecast *forecast = engine->forecast;
+    const eng_request *request = &seq->request;
+    uint32_t running = engine->stats.running, slots = engine->options.sequences_max;
+    uint32_t beside = request->prefill_only ? running : (uint32_t)base_min(running, slots - 1);
+    uint32_t chunk = beside > 0 ? engine->chunk : engine->options.step_rows_max;
+    /* Others of its prompt wait for the one that runs it. */
+    uint32_t uncached = request->follows != 0 ? 1 : request->token_count - cached;
+    seq->expected = request->prefill_only          ? 0
+                    : request->sampling.ignore_eos ? seq->output_max
+                                                   : eng_forecast_output(forecast, seq->output_max);
+    seq->uncached = uncached;
+    seq->prefill_ns = eng_forecast_prefill(forecast, cached, uncached, chunk, beside);
+    seq->work_ns = seq->prefill_ns * (beside > 0 ? 2 : 1) +
+                   eng_forecast_decode(forecast, beside + 1, seq->expected, request->token_count);
+    double each = eng_forecast_decode(forecast, slots, seq->expected, request->token_count) / slots;
+    bool live = cached > request->token_count / 2;
+    seq->waiter.tenant = request->tenant;
+    seq->waiter.entry = (eng_sched_entry){
+        .rank = eng_sched_rank(seq->submitted_ns, seq->prefill_ns, live, request->priority),
+        .cost_ns = fmax(seq->prefill_ns + each, COST_LEAST_NS)};
+}
+
+static base_code tell(const eng_engine *engine, const eng_verdict *verdict, const eng_ask *ask,
+                      base_err *err)
+{
+    const eng_options *options = &engine->options;
+    double wait = (double)verdict->wait_ns / 1e9, work = (double)verdict->work_ns / 1e9;
+    switch (verdict->refusal) {
+    case ENG_ADMITTED:
+    case ENG_REFUSALS:
+        break;
+    case ENG_REFUSED_COUNT:
+        return base_fail(err, BASE_FULL, "%u requests are waiting, %u may", engine->waiting,
+                         options->queue_max);
+    case ENG_REFUSED_TIME:
+        return base_fail(err, BASE_FULL,
+                         "the wait would be about %.1f s, admission.queue_ms_max allows %.1f s",
+                         wait, (double)options->queue_ns_max / 1e9);
+    case ENG_REFUSED_TENANT:
+        return base_fail(err, BASE_FULL,
+                         "this tenant's requests fill its part of the queue, %u %% of %u",
+                         options->tenant_percent, options->queue_max);
+    case ENG_REFUSED_DEADLINE:
+        return base_fail(err, BASE_TIMEOUT,
+                         "the answer would take about %.1f s, %.1f s of them waiting; the client's "
+                         "deadline leaves %.1f s, so it is not begun",
+                         wait + work, wait, (double)ask->left_ns / 1e9);
+    }
+    return BASE_OK;
+}
+
+/* Under lock: whether the list may come in. `cached` of the first one's prompt is there. */
+static base_code decide(eng_engine *engine, eng_sequence *first, uint32_t count, uint32_t cached,
+                        eng_verdict *verdict, base_err *err)
+{
+    const eng_request *request = &first->request;
+    eng_ask ask = {.tenant = request->tenant,
+                   .weight = (uint32_t)base_max(1, request->weight),
+                   .count = count,
+                   .background = request->prefill_only};
+    for (eng_sequence *seq = first; seq != NULL; seq = seq->next) {
+        weigh(engine, seq, seq == first ? cached : 0);
+        ask.cost_ns += seq->waiter.entry.cost_ns;
+        ask.work_ns = fmax(ask.work_ns, seq->work_ns);
+    }
+    ask.rank = first->waiter.entry.rank;
+    if (request->deadline_binds && request->deadline_ns != 0) {
+        uint64_t now = base_now_ns();
+        ask.left_ns = request->deadline_ns > now ? request->deadline_ns - now : 1;
+    }
+    *verdict = eng_admission_decide(engine->admission, &ask);
+    for (eng_sequence *seq = first; seq != NULL; seq = seq->next)
+        seq->usage.forecast_ns = seq->waiter.told_ns = verdict->wait_ns;
+    return tell(engine, verdict, &ask, err);
 }
 
 /* Under lock: takes the list, `last` its end. */
 static base_code post(eng_engine *engine, eng_sequence *first, eng_sequence *last, uint32_t count,
-                      base_err *err)
+                      uint32_t cached, eng_verdict *verdict, base_err *err)
 {
     if (engine->stop)
         return base_fail(err, BASE_CLOSED, "the engine is stopping");
-    if (engine->waiting + count > engine->options.queue_max)
-        return base_fail(err, BASE_FULL, "%u requests are waiting, %u may", engine->waiting,
-                         engine->options.queue_max);
+    base_code code = decide(engine, first, count, cached, verdict, err);
+    if (code != BASE_OK)
+        return code;
     engine->waiting += count;
-    for (eng_sequence *seq = first; seq != NULL; seq = seq->next)
-        seq->number = ++engine->numbers;
+    for (eng_sequence *seq = first; seq != NULL; seq = seq->next) {
+        seq->number = seq->waiter.entry.number = ++engine->numbers;
+        eng_admission_enter(engine->admission, &seq->waiter, seq->request.weight);
+    }
     if (engine->inbox_tail != NULL)
         engine->inbox_tail->next = first;
     else
@@ -203,8 +288,9 @@ static base_code post(eng_engine *engine, eng_sequence *first, eng_sequence *las
 }
 
 base_code eng_submit_all(eng_engine *engine, const eng_request *requests, uint32_t count,
-                         base_err *err)
+                         eng_verdict *verdict, base_err *err)
 {
+    eng_verdict found = {0};
     eng_sequence *first = NULL, *last = NULL;
     base_code code = BASE_OK;
     for (uint32_t i = 0; i < count && code == BASE_OK; i++) {
@@ -218,9 +304,15 @@ base_code eng_submit_all(eng_engine *engine, const eng_request *requests, uint32
         last = seq;
     }
     if (code == BASE_OK && count > 0) {
+        uint32_t cached = first->request.prompt_logprobs
+                              ? 0
+                              : eng_peek_cached(engine, first->request.space, first->request.tokens,
+                                                first->request.token_count - 1);
         pthread_mutex_lock(&engine->lock);
-        code = post(engine, first, last, count, err);
+        code = post(engine, first, last, count, cached, &found, err);
         pthread_mutex_unlock(&engine->lock);
+        if (verdict != NULL)
+            *verdict = found;
         /* By the time that the engine has found its way to the first pass, they are awake, too. */
         kn_device_wake(eng_model_device(engine->model));
     }
@@ -496,7 +588,19 @@ static base_code make_step_memory(eng_engine *engine, base_err *err)
                               ((size_t)engine->info.context_max + 1) * sizeof(int32_t));
     engine->slot_max = 256;
     engine->cancels.max = engine->cancels_taken.max = 64;
+    const eng_admission_options admission = {
+        .slots_max = seqs,
+        .queue_max = options->queue_max,
+        .queue_ns_max = (double)options->queue_ns_max,
+        .tenant_percent = options->tenant_percent,
+    };
+    base_code code = eng_admission_create(&engine->admission, &admission, err);
+    if (code != BASE_OK)
+        return code;
+    engine->forecast = eng_admission_forecast(engine->admission);
+    engine->chunk = options->prefill_chunk;
     bool good = (engine->active = calloc(seqs, sizeof *engine->active)) != NULL &&
+                (engine->left = calloc(seqs, sizeof *engine->left)) != NULL &&
                 (engine->plan = calloc(seqs, sizeof *engine->plan)) != NULL &&
                 (engine->order = calloc(seqs, sizeof *engine->order)) != NULL &&
                 (engine->row_token = calloc(rows, sizeof *engine->row_token)) != NULL &&
@@ -539,6 +643,11 @@ static void fill_info(eng_engine *engine)
     if (strcmp(info->backend, "cpu-ref") == 0)
         snprintf(info->numerics, sizeof info->numerics, "cpu-ref");
     snprintf(info->template_id, sizeof info->template_id, "%s", eng_codec_digest(engine->codec));
+    if (engine->options.null) {
+        info->backend = "null";
+        snprintf(info->fingerprint, sizeof info->fingerprint, "null");
+        snprintf(info->numerics, sizeof info->numerics, "null");
+    }
     info->vocab = eng_tok_vocab(engine->tok);
     info->layers = engine->config->layers;
     info->hidden = engine->config->hidden;
@@ -570,6 +679,14 @@ base_code eng_create(eng_engine **out, const eng_options *options, base_err *err
     if (engine == NULL)
         return base_fail(err, BASE_NOMEM, "out of memory for the engine");
     engine->options = *options;
+    if (engine->options.tenant_percent == 0)
+        engine->options.tenant_percent = 100;
+    if (options->null) {
+        engine->options.draft_tokens = 0;
+        engine->options.disk = NULL;
+        engine->options.costs = NULL;
+    }
+    options = &engine->options;
     engine->options.costs = engine->costs_path = options->costs ? strdup(options->costs) : NULL;
     pthread_mutex_init(&engine->lock, NULL);
     pthread_mutex_init(&engine->index_lock, NULL);
@@ -603,7 +720,13 @@ base_code eng_create(eng_engine **out, const eng_options *options, base_err *err
         code = make_step_memory(engine, err);
     if (code == BASE_OK) {
         fill_info(engine);
+        if (options->null)
+            code = eng__null_open(engine, err);
+    }
+    if (code == BASE_OK) {
         eng__load_costs(engine);
+        eng_forecast_init(engine->forecast, &engine->spec.learned.verify,
+                          &engine->spec.learned.prefill);
         code = eng__tier_open(engine, err);
     }
     if (code == BASE_OK) {
@@ -646,6 +769,9 @@ void eng_destroy(eng_engine *engine)
     eng_past_deinit(&engine->past);
     free(engine->costs_path);
     free(engine->draft_whole);
+    eng_admission_destroy(engine->admission);
+    eng_ids_deinit(&engine->script);
+    free(engine->left);
     free(engine->active);
     free(engine->plan);
     free(engine->order);
@@ -700,6 +826,9 @@ eng_stats eng_get_stats(const eng_engine *engine)
                        READ(pages_free),       READ(index_nodes),
                        READ(index_pages),      .pages_total = engine->info.page_count};
 #undef READ
+    pthread_mutex_lock((pthread_mutex_t *)&engine->lock);
+    eng_admission_count(engine->admission, &stats);
+    pthread_mutex_unlock((pthread_mutex_t *)&engine->lock);
     if (engine->tier.store == NULL)
         return stats;
     kv_store_stats disk = kv_store_get_stats(engine->tier.store);

@@ -215,6 +215,13 @@ typedef struct eng_request {
     const eng_text *stops; /* stop strings, matched in visible text */
     uint32_t stop_count;
     uint64_t deadline_ns; /* base_now_ns clock; 0: none */
+    /* The deadline is the client's: what would end past it is not begun. */
+    bool deadline_binds;
+    /* Whose it is, and how much of the machine's time that one has beside others: 1 (or 0) to
+     * 1000. Of one tenant, a smaller priority goes first: -10 to 10. */
+    uint64_t tenant;
+    uint32_t weight;
+    int32_t priority;
     /* Id of a request submitted before or with this one: this one waits until that one has run its
      * prompt, or is over, and others pass it meanwhile; so another answer to the same prompt finds
      * its pages. 0: none. */
@@ -286,6 +293,7 @@ typedef struct eng_usage {
     uint32_t predicted_accepted, predicted_rejected; /* those of them that came from a prediction */
     uint32_t steps;                                  /* forward passes that made output tokens */
     uint64_t queue_ns, prefill_ns, ttft_ns, decode_ns;
+    uint64_t forecast_ns; /* what queue_ns was predicted to be when it was let in */
 } eng_usage;
 
 typedef enum eng_event_kind { ENG_EVENT_STARTED, ENG_EVENT_STEP, ENG_EVENT_DONE } eng_event_kind;
@@ -295,8 +303,8 @@ typedef struct eng_event {
     eng_event_kind kind;
     uint64_t id;
     void *user;
-    /* STARTED: prompt_tokens, cached_tokens, restored_tokens, evicted_tokens, queue_ns; DONE: all
-     */
+    /* STARTED: prompt_tokens, cached_tokens, restored_tokens, evicted_tokens, queue_ns,
+     * forecast_ns; DONE: all */
     eng_usage usage;
     /* STEP and DONE */
     const int32_t *tokens; /* output tokens of this step, exact; the end token included */
@@ -333,8 +341,11 @@ typedef struct eng_options {
     uint64_t kv_bytes;    /* bound of page memory */
     uint32_t context_max; /* 0: the model's */
     uint32_t sequences_max, queue_max, step_rows_max, prefill_chunk;
+    uint64_t queue_ns_max;   /* who would wait longer is refused; 0: no bound */
+    uint32_t tenant_percent; /* of queue_max and queue_ns_max, for one tenant; 0: all of it */
     uint32_t step_ms_target; /* prefill rows beside those that decode are cut so that a step takes
                                 about so long; 0: by prefill_chunk alone */
+    uint32_t step_stretch_percent; /* and by at most so much longer than one without them; 0: not */
     int32_t draft_tokens; /* 0: off; 1…block: so many of the drafter's; -1: as many as pay, copies
                              of earlier text among them */
     const char *costs;    /* file that keeps the measured times of steps; NULL: none */
@@ -348,6 +359,11 @@ typedef struct eng_options {
     eng_sink sink;
     /* tests; 0 in production */
     uint32_t slow_step_us; /* sleep so long in every step */
+    uint32_t slow_row_ns;  /* and so long for each of its rows */
+    /* No model is run: answers are a script (null.c), through the same queue, planner, pages,
+     * decoder and events. Nothing is drafted, and nothing goes to disk; backend, numerics and
+     * fingerprint say "null". */
+    bool null;
     /* Every step drafts draft_script[(output index) % count] and on, whatever that is worth. */
     const int32_t *draft_script;
     uint32_t draft_script_count;
@@ -380,13 +396,32 @@ base_code eng_create(eng_engine **out, const eng_options *options, base_err *err
 void eng_destroy(eng_engine *engine); /* NULL is fine */
 const eng_info *eng_get_info(const eng_engine *engine);
 
+typedef enum eng_refusal {
+    ENG_ADMITTED,
+    ENG_REFUSED_COUNT,    /* queue_max requests wait */
+    ENG_REFUSED_TIME,     /* it would wait for longer than queue_ns_max */
+    ENG_REFUSED_TENANT,   /* its tenant has its part of the queue */
+    ENG_REFUSED_DEADLINE, /* it would end past its client's deadline */
+    ENG_REFUSALS,
+} eng_refusal;
+
+/* What admission found. Times are predictions. */
+typedef struct eng_verdict {
+    eng_refusal refusal;
+    uint64_t wait_ns;  /* in the queue */
+    uint64_t work_ns;  /* from there to its end */
+    uint64_t retry_ns; /* refused: it may be let in after so long; 0: no wait helps */
+} eng_verdict;
+
 /* Copies what it needs but tokens, prediction, tools, stops, bias, stop_tokens and tool_name, which
- * the caller keeps until DONE. BASE_FULL if the queue is full, BASE_INVALID / BASE_TOO_LONG if the
- * request does not fit; no event follows then. Thread: any. */
+ * the caller keeps until DONE. BASE_FULL if the queue is full or BASE_TIMEOUT if a deadline that
+ * binds cannot be met, BASE_INVALID / BASE_TOO_LONG if the request does not fit; no event follows
+ * then. Thread: any. */
 base_code eng_submit(eng_engine *engine, const eng_request *request, base_err *err);
-/* All of them, in this order, or none. */
+/* All of them, in this order, or none. `verdict`, if not NULL, is filled where the code is BASE_OK,
+ * BASE_FULL or BASE_TIMEOUT. */
 base_code eng_submit_all(eng_engine *engine, const eng_request *requests, uint32_t count,
-                         base_err *err);
+                         eng_verdict *verdict, base_err *err);
 /* The request ends at the next step boundary with ENG_FINISH_CANCELLED, in the queue and in prefill
  * too; unknown ids are ignored. Thread: any. */
 void eng_cancel(eng_engine *engine, uint64_t id);
@@ -435,6 +470,10 @@ typedef struct eng_stats {
     uint64_t ahead_layers, ahead_tokens; /* run while pages before them were read; of those, kept */
     uint64_t forward_ns, draft_ns, sample_ns; /* parts of busy_ns */
     uint32_t queued, running, prefilling;
+    uint64_t refused[ENG_REFUSALS]; /* requests; [ENG_ADMITTED]: let in */
+    uint64_t queued_ns;             /* machine time that is predicted for those that wait */
+    uint32_t queued_tenants;        /* whose they are */
+    uint64_t forecast_level;        /* 1000: steps take what the learned tables say */
     uint32_t pages_free, pages_total, index_nodes, index_pages;
     uint64_t evicted_pages;
     /* the disk tier */

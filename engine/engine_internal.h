@@ -6,6 +6,7 @@
 
 #include "cache/index.h"
 #include "cache/store.h"
+#include "engine/admission.h"
 #include "engine/chat.h"
 #include "engine/constrain.h"
 #include "engine/copy.h"
@@ -35,6 +36,13 @@ typedef struct eng_sequence {
     eng_request request; /* its pointers are the caller's until DONE */
     uint64_t number;     /* arrival order, and owner of append rights; never 0 */
     uint64_t submitted_ns, admitted_ns, first_ns;
+    eng_waiter waiter; /* in the book while it waits; its rank holds for ever */
+    uint32_t expected; /* output tokens */
+    uint32_t uncached; /* of its prompt, as it looked when it came */
+    double prefill_ns; /* predicted for its prompt */
+    double work_ns;    /* and from its start to its end */
+    double charged_ns; /* machine time that its tenant paid; taken: what it was in truth */
+    double taken_ns;
     struct eng_sequence *next; /* in the mailbox and in the queue */
     bool started;              /* STARTED was sent */
     bool cancelled;
@@ -146,7 +154,19 @@ struct eng_engine {
     uint32_t pages_max; /* of one eng_sequence */
     int32_t end_tokens[8];
     uint32_t end_token_count;
+    eng_ids script; /* of the null engine */
     eng_spec spec;
+    /* Under `lock`; the forecast in it is changed by the engine thread alone, which reads it
+     * without. */
+    eng_admission *admission;
+    eng_forecast *forecast; /* of admission */
+    double *left;           /* [sequences_max] of one pass */
+    struct {                /* the last step, until the forecast has it; ns 0: it has */
+        uint32_t sequences, prefill, context, tokens;
+        uint64_t ns;
+    } last;
+    uint32_t chunk;                 /* prefill rows that the last step had room for beside others */
+    bool page_bound;                /* the next in line waits for pages, not for a slot */
     uint64_t stepped_ns;            /* when the last step ended */
     bool warm;                      /* this one follows it without a pause */
     char *costs_path;               /* options.costs, written as long as the engine lives */
@@ -269,6 +289,12 @@ void eng__judge(eng_engine *engine, eng_sequence *seq, uint32_t verified, uint32
 void eng__load_costs(eng_engine *engine);
 /* At most once a minute, unless it is the last time. */
 void eng__save_costs(eng_engine *engine, bool last);
+
+/* ---- null.c ---- */
+
+base_code eng__null_open(eng_engine *engine, base_err *err);
+/* The next token of an answer. */
+int32_t eng__null_token(const eng_engine *engine, const eng_sequence *seq);
 
 /* ---- ahead.c ---- */
 

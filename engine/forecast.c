@@ -10,8 +10,10 @@
 #define TOKENS_RATE 0.05f
 #define OUTPUT_RATE 0.05f /* of the newest answer, once there are many */
 #define OUTPUT_FIRST                                                                               \
-    128          /* tokens of an answer, before any was seen; the median turn of agents is         \
-                    a tool call of about so many */
+    128 /* tokens of an answer, before any was seen; the median turn of agents is                  \
+           a tool call of about so many */
+#define BESIDE_LEAST                                                                               \
+    0.25         /* of what rows take alone; the tables' difference is a difference of noise */
 #define PIECES 8 /* of a prompt: a row costs more, the further back it looks */
 
 void eng_forecast_init(eng_forecast *forecast, const eng_cost *decode, const eng_cost *prefill)
@@ -69,14 +71,21 @@ double eng_forecast_step(const eng_forecast *forecast, uint32_t sequences, uint3
 }
 
 double eng_forecast_prefill(const eng_forecast *forecast, uint32_t cached, uint32_t tokens,
-                            uint32_t chunk)
+                            uint32_t chunk, uint32_t sequences)
 {
     double ns = 0;
-    uint32_t piece = (tokens + PIECES - 1) / PIECES;
+    if (tokens == 0)
+        return 0;
+    /* As many steps as it takes, of even rows. */
+    uint32_t steps = tokens / chunk + (tokens % chunk != 0), piece = tokens / PIECES + 1;
+    uint32_t rows = tokens / steps + (tokens % steps != 0);
     for (uint32_t done = 0; done < tokens; done += piece) {
-        uint32_t count = (uint32_t)base_min(piece, tokens - done);
-        uint32_t rows = (uint32_t)base_min(base_min(chunk, tokens), 1u << 20);
-        ns += eng_forecast_step(forecast, 0, rows, cached + done + count) * count / rows;
+        uint32_t count = (uint32_t)base_min(piece, tokens - done), context = cached + done + count;
+        double alone = eng_forecast_step(forecast, 0, rows, context), step = alone;
+        if (sequences > 0)
+            step = eng_forecast_step(forecast, sequences, rows, context) -
+                   eng_forecast_step(forecast, sequences, 0, context);
+        ns += fmax(step, BESIDE_LEAST * alone) * count / rows;
     }
     return ns;
 }

@@ -37,9 +37,10 @@ void eng_forecast_observe_end(eng_forecast *forecast, uint32_t max_tokens, uint3
 
 double eng_forecast_step(const eng_forecast *forecast, uint32_t sequences, uint32_t prefill,
                          uint32_t context);
-/* Prompt tokens behind `cached` ones, in steps of `chunk` rows, nobody beside them. */
+/* Prompt tokens behind `cached` ones, in steps of `chunk` rows: what they add to the steps of
+ * `sequences` that decode. */
 double eng_forecast_prefill(const eng_forecast *forecast, uint32_t cached, uint32_t tokens,
-                            uint32_t chunk);
+                            uint32_t chunk, uint32_t sequences);
 /* Until one of `sequences` sequences, which decode together, has `tokens` more. */
 double eng_forecast_decode(const eng_forecast *forecast, uint32_t sequences, uint32_t tokens,
                            uint32_t context);

@@ -6,7 +6,8 @@
  * tool_choice demands) and a sequence that was preempted are just more known tokens, so they need
  * no path of their own.
  *
- *   QUEUED --admit: match the prefix, STARTED--> ACTIVE --finish, DONE--> (slot free)
+ *   QUEUED --admit, as sched.c picks: match the prefix, STARTED--> ACTIVE --finish, DONE--> (slot
+ * free)
  *      ^------------- preempt: pages go back, tokens stay -----|
  *
  * A step: drain the mailbox, admit, propose drafts, plan rows, run the model, sample each picked
@@ -22,6 +23,8 @@
  *
  * Threads: mailbox and statistics are shared; everything else is the engine thread's. The index has
  * a lock only because eng_peek_cached reads it from workers. */
+#include <math.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -33,11 +36,14 @@
 #include "engine/base/thread.h"
 #include "engine/engine_internal.h"
 
+#define SLOW_US_MAX 60000000
 #define FORCED_TOKENS 64 /* appended at once */
 /* A step that begins so long after the last one found caches cold and threads parked: it says
  * nothing about steps in a row. */
 #define PAUSE_NS 300000
 #define CHUNK_MIN 8 /* prefill rows of a step at least, however long it takes */
+
+#define SURE 0.8 /* of the predicted work: less time than that is too little for certain */
 
 #define WAIT_NS 5000000 /* for the disk tier: a deadline or a cancel is late by so much at most */
 
@@ -128,6 +134,19 @@ static void note_finish(eng_sequence *seq, eng_finish finish)
     seq->finish = finish;
 }
 
+/* What it took in truth is its tenant's to pay, and how long it was teaches the forecast. */
+static void settle(eng_engine *engine, const eng_sequence *seq)
+{
+    bool whole = seq->finish == ENG_FINISH_STOP || seq->finish == ENG_FINISH_LENGTH;
+    pthread_mutex_lock(&engine->lock);
+    if (seq->started)
+        eng_admission_settle(engine->admission, seq->waiter.tenant,
+                             seq->taken_ns - seq->charged_ns);
+    if (whole && !seq->request.prefill_only && seq->err.code == BASE_OK)
+        eng_forecast_observe_end(engine->forecast, seq->output_max, seq->output_count);
+    pthread_mutex_unlock(&engine->lock);
+}
+
 /* Sends DONE and frees the sequence; its pages have been dealt with. */
 static void close_sequence(eng_engine *engine, eng_sequence *seq)
 {
@@ -143,6 +162,7 @@ static void close_sequence(eng_engine *engine, eng_sequence *seq)
     seq->usage.decode_ns = seq->first_ns != 0 ? now - seq->first_ns : 0;
     if (seq->request.prefill_only && seq->started)
         seq->usage.prefill_ns = now - seq->admitted_ns;
+    settle(engine, seq);
     if (seq->stop_index < 0)
         seq->run_tokens = seq->output_count;
     if (seq->err.code != BASE_OK && seq->finish != ENG_FINISH_CANCELLED)
@@ -168,8 +188,8 @@ static void retire(eng_engine *engine, uint32_t at)
     close_sequence(engine, seq);
 }
 
-/* Gives a sequence's pages back and puts it at the head of the queue; it goes on from its exact
- * tokens later. */
+/* Gives a sequence's pages back and lets it wait, at its old rank; it goes on from its exact tokens
+ * later. */
 static void preempt(eng_engine *engine, uint32_t at)
 {
     eng_sequence *seq = engine->active[at];
@@ -185,6 +205,11 @@ static void preempt(eng_engine *engine, uint32_t at)
         engine->queue_tail = seq;
     engine->waiting++;
     engine->crowded = true;
+    seq->waiter.entry.cost_ns = 0; /* it has paid */
+    seq->waiter.told_ns = 0;
+    pthread_mutex_lock(&engine->lock);
+    eng_admission_enter(engine->admission, &seq->waiter, seq->request.weight);
+    pthread_mutex_unlock(&engine->lock);
     base_log(BASE_LOG_DEBUG, "seq_preempted id=%llu run=%u", (unsigned long long)seq->request.id,
              seq->run);
 }
@@ -404,37 +429,81 @@ static bool must_wait(const eng_engine *engine, const eng_sequence *seq)
     return false;
 }
 
-/* In order of arrival; those whose pages are on their way back from disk, or are made by the
- * request that they follow, let others pass. */
+/* Takes it out of the queue; `runs`: to run. */
+static void unqueue(eng_engine *engine, eng_sequence *seq, bool runs)
+{
+    eng_sequence **link = &engine->queue_head, *before = NULL;
+    while (*link != seq) {
+        before = *link;
+        link = &before->next;
+    }
+    *link = seq->next;
+    if (engine->queue_tail == seq)
+        engine->queue_tail = before;
+    engine->waiting--;
+    engine->moved = true;
+    pthread_mutex_lock(&engine->lock);
+    if (runs) {
+        eng_admission_runs(engine->admission, &seq->waiter, base_now_ns() - seq->submitted_ns);
+        seq->charged_ns += seq->waiter.entry.cost_ns;
+    }
+    eng_admission_leave(engine->admission, &seq->waiter);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+/* Past its deadline; or it would be, for certain, if it began now, and its client asked not to. */
+static bool is_late(const eng_sequence *seq, uint64_t now)
+{
+    uint64_t deadline = seq->request.deadline_ns;
+    double work = seq->request.deadline_binds && !seq->started ? SURE * seq->work_ns : 0;
+    return deadline != 0 && (double)now + work > (double)deadline;
+}
+
+/* Those that nobody waits for any more leave the queue. */
+static void drop_late(eng_engine *engine)
+{
+    uint64_t now = base_now_ns();
+    for (eng_sequence *seq = engine->queue_head, *next; seq != NULL; seq = next) {
+        next = seq->next;
+        if (!seq->cancelled && !is_late(seq, now))
+            continue;
+        unqueue(engine, seq, false);
+        note_finish(seq, seq->cancelled ? ENG_FINISH_CANCELLED : ENG_FINISH_DEADLINE);
+        close_sequence(engine, seq);
+    }
+}
+
+/* The next in line; those whose pages are on their way back from disk, or are made by the request
+ * that they follow, let others pass. NULL: nobody may run now. */
+static eng_sequence *next_in_line(eng_engine *engine)
+{
+    if (engine->queue_head == NULL || engine->crowded ||
+        engine->active_count + engine->tier.waiting >= engine->options.sequences_max)
+        return NULL;
+    for (eng_sequence *seq = engine->queue_head; seq != NULL; seq = seq->next)
+        seq->waiter.entry.ready = seq->fetch == NULL && !must_wait(engine, seq);
+    pthread_mutex_lock(&engine->lock);
+    eng_waiter *waiter = eng_admission_pick(engine->admission);
+    pthread_mutex_unlock(&engine->lock);
+    return waiter != NULL ? (eng_sequence *)((char *)waiter - offsetof(eng_sequence, waiter))
+                          : NULL;
+}
+
 static void admit(eng_engine *engine)
 {
+    eng_sequence *seq;
     if (engine->active_count == 0)
         engine->crowded = false;
-    eng_sequence **link = &engine->queue_head, *before = NULL, *seq;
-    while ((seq = *link) != NULL) {
-        bool closed = engine->crowded ||
-                      engine->active_count + engine->tier.waiting >= engine->options.sequences_max;
-        if (closed && seq->fetch == NULL)
+    engine->page_bound = engine->crowded;
+    drop_late(engine);
+    while ((seq = next_in_line(engine)) != NULL) {
+        if (!take_pages(engine, seq)) {
+            if (seq->fetch != NULL)
+                continue;
+            engine->page_bound = true;
             return;
-        bool late = seq->request.deadline_ns != 0 && base_now_ns() > seq->request.deadline_ns;
-        bool ends = seq->cancelled || late, waits = !ends && must_wait(engine, seq);
-        if (!ends && !waits && seq->fetch == NULL && !take_pages(engine, seq) && seq->fetch == NULL)
-            return;
-        if (waits || (!ends && seq->fetch != NULL)) {
-            before = seq;
-            link = &seq->next;
-            continue;
         }
-        *link = seq->next;
-        if (engine->queue_tail == seq)
-            engine->queue_tail = before;
-        engine->waiting--;
-        engine->moved = true;
-        if (ends) {
-            note_finish(seq, seq->cancelled ? ENG_FINISH_CANCELLED : ENG_FINISH_DEADLINE);
-            close_sequence(engine, seq);
-            continue;
-        }
+        unqueue(engine, seq, true);
         if (!seq->started)
             tell_start(engine, seq);
         eng__ahead_adopt(engine, seq);
@@ -467,7 +536,10 @@ static void sample_sequence(eng_engine *engine, eng_sequence *seq, uint32_t firs
         };
         eng_logprob *logprob = seq->logprobs != NULL ? &seq->logprobs[seq->output_count] : NULL;
         uint64_t begun = base_now_ns();
-        int32_t token = eng_sample(&input, logprob, engine->scratch);
+        int32_t token = engine->options.null ? eng__null_token(engine, seq)
+                                             : eng_sample(&input, logprob, engine->scratch);
+        if (engine->options.null && logprob != NULL)
+            *logprob = (eng_logprob){.token = token};
         ENG_COUNT(engine, sample_ns, base_now_ns() - begun);
         uint32_t before = seq->output_count;
         bool on = take_token(engine, seq, token);
@@ -521,8 +593,15 @@ static uint32_t score_prompt(eng_engine *engine, eng_sequence *seq, uint32_t fir
 
 typedef enum secured { SECURED, NOT_NOW, PREEMPTED } secured;
 
+/* One order among all that run, so that the first of them always gets on. */
+static bool runs_before(const eng_sequence *a, const eng_sequence *b)
+{
+    uint64_t x = a->waiter.entry.rank, y = b->waiter.entry.rank;
+    return x < y || (x == y && a->number < b->number);
+}
+
 /* Grants pages to the planned rows; a sequence that gets none waits for those of the disk tier, is
- * preempted, or makes the youngest other one go. */
+ * preempted, or makes the last in rank of the others go. */
 static secured secure_pages(eng_engine *engine, uint32_t at)
 {
     eng_sequence *seq = engine->active[at];
@@ -532,8 +611,8 @@ static secured secure_pages(eng_engine *engine, uint32_t at)
             return NOT_NOW;
         uint32_t victim = UINT32_MAX;
         for (uint32_t i = 0; i < engine->active_count; i++)
-            if (i != at && (victim == UINT32_MAX ||
-                            engine->active[i]->number > engine->active[victim]->number))
+            if (i != at &&
+                (victim == UINT32_MAX || runs_before(engine->active[victim], engine->active[i])))
                 victim = i;
         if (victim == UINT32_MAX) {
             if (eng__force_room(engine, 1))
@@ -544,7 +623,7 @@ static secured secure_pages(eng_engine *engine, uint32_t at)
             engine->moved = true;
             return PREEMPTED;
         }
-        if (engine->active[victim]->number < seq->number)
+        if (runs_before(engine->active[victim], seq))
             victim = at;
         preempt(engine, victim);
         return PREEMPTED;
@@ -570,10 +649,15 @@ static void reap(eng_engine *engine)
 static uint32_t chunk_of(const eng_engine *engine, uint32_t decode_rows, uint32_t context)
 {
     const eng_options *options = &engine->options;
-    if (options->step_ms_target == 0 || decode_rows == 0)
+    double ns = options->step_ms_target * 1e6;
+    double plain = eng_cost_of(&engine->spec.learned.verify, decode_rows, context) *
+                   (1 + options->step_stretch_percent / 100.0);
+    if (options->step_stretch_percent > 0 && plain > 0)
+        ns = ns > 0 ? fmin(ns, plain) : plain;
+    if (ns <= 0 || decode_rows == 0)
         return options->prefill_chunk;
-    uint32_t rows = eng_cost_rows(&engine->spec.learned.prefill, options->step_ms_target * 1e6,
-                                  context, decode_rows + options->prefill_chunk);
+    uint32_t rows = eng_cost_rows(&engine->spec.learned.prefill, ns, context,
+                                  decode_rows + options->prefill_chunk);
     return (uint32_t)base_min(options->prefill_chunk,
                               base_max(rows > decode_rows ? rows - decode_rows : 0, CHUNK_MIN));
 }
@@ -593,13 +677,16 @@ static uint32_t plan_rows(eng_engine *engine)
         eng_sequence *seq = engine->active[i];
         engine->plan[i] = (eng_sched_seq){.need = eng__known(seq) - seq->run,
                                           .draft = seq->draft_count,
-                                          .rank = seq->number,
+                                          .rank = seq->waiter.entry.rank,
                                           .picks_all = eng__scores(seq)};
         if (engine->plan[i].need == 1)
             decode_rows += 1 + seq->draft_count;
     }
+    uint32_t chunk = chunk_of(engine, decode_rows, furthest(engine));
+    if (decode_rows > 0)
+        engine->chunk = chunk;
     eng_sched_limits limits = {.rows_max = engine->options.step_rows_max,
-                               .prefill_chunk = chunk_of(engine, decode_rows, furthest(engine)),
+                               .prefill_chunk = chunk,
                                .picks_max = engine->picks_max};
     return eng_sched_plan(engine->plan, engine->active_count, &limits, engine->order);
 }
@@ -618,7 +705,7 @@ static void step(eng_engine *engine)
         if (pages == NOT_NOW)
             engine->plan[i].rows = 0;
     }
-    uint32_t rows = 0, picks = 0, prefilling = 0;
+    uint32_t rows = 0, picks = 0, prefilling = 0, decoding = 0, prefill_rows = 0, tokens = 0;
     bool scores = false; /* more logits than other prefills: their time says nothing about those */
     for (uint32_t i = 0; i < engine->active_count; i++) {
         eng_sequence *seq = engine->active[i];
@@ -626,6 +713,8 @@ static void step(eng_engine *engine)
         engine->row_pages[i] = seq->pages;
         engine->pick_start[i] = picks;
         prefilling += need > 1;
+        decoding += n > 0 && need == 1;
+        prefill_rows += need > 1 ? n : 0;
         scores |= n > 0 && engine->plan[i].picks_all;
         for (uint32_t r = 0; r < n; r++) {
             engine->row_token[rows + r] =
@@ -647,8 +736,9 @@ static void step(eng_engine *engine)
     const uint32_t *layers = NULL;
     uint32_t layer_count = engine->draft != NULL ? eng_draft_features(engine->draft, &layers) : 0;
     uint64_t forward = base_now_ns();
-    eng_model_forward(engine->model, engine->kv, &batch, engine->pick, picks, engine->logits,
-                      layers, layer_count, engine->features);
+    if (!engine->options.null)
+        eng_model_forward(engine->model, engine->kv, &batch, engine->pick, picks, engine->logits,
+                          layers, layer_count, engine->features);
     if (engine->draft != NULL)
         eng_draft_append(engine->draft, engine->draft_kv, &batch, engine->features);
     engine->moved = true;
@@ -670,8 +760,10 @@ static void step(eng_engine *engine)
                 note_finish(seq, ENG_FINISH_STOP);
             continue;
         }
+        uint32_t told = seq->output_count;
         sample_sequence(engine, seq, engine->pick_start[i] + scored, n - need + 1,
                         seq->run + need - 1);
+        tokens += need == 1 ? seq->output_count - told : 0;
         if (seq->first_ns == 0) {
             seq->first_ns = base_now_ns();
             seq->usage.ttft_ns = seq->first_ns - seq->submitted_ns;
@@ -680,12 +772,24 @@ static void step(eng_engine *engine)
         }
         deliver(engine, seq);
     }
-    if (engine->options.slow_step_us > 0)
-        usleep(engine->options.slow_step_us);
+    uint64_t slow_ns =
+        engine->options.slow_step_us * 1000ull + (uint64_t)engine->options.slow_row_ns * rows;
+    if (slow_ns > 0)
+        usleep((useconds_t)base_min(slow_ns / 1000, SLOW_US_MAX));
     ENG_COUNT(engine, steps, 1);
     ENG_COUNT(engine, step_rows, rows);
     engine->stepped_ns = base_now_ns();
     ENG_COUNT(engine, busy_ns, engine->stepped_ns - before);
+    for (uint32_t i = 0; i < engine->active_count; i++)
+        engine->active[i]->taken_ns +=
+            (double)(engine->stepped_ns - before) * engine->plan[i].rows / rows;
+    if ((engine->warm || prefilling > 0) && !scores) {
+        engine->last.sequences = decoding;
+        engine->last.prefill = prefill_rows;
+        engine->last.context = furthest(engine);
+        engine->last.tokens = tokens;
+        engine->last.ns = engine->stepped_ns - before;
+    }
     ENG_GAUGE(engine, prefilling, prefilling);
 }
 
@@ -696,24 +800,9 @@ static void mark_cancelled(eng_engine *engine, uint64_t id)
     for (uint32_t i = 0; i < engine->active_count; i++)
         if (engine->active[i]->request.id == id)
             engine->active[i]->cancelled = true;
-    eng_sequence **link = &engine->queue_head;
-    eng_sequence *last = NULL;
-    while (*link != NULL) {
-        eng_sequence *seq = *link;
-        if (seq->request.id != id) {
-            last = seq;
-            link = &seq->next;
-            continue;
-        }
-        /* Out of the queue at once: it may stand behind others for long. */
-        *link = seq->next;
-        if (engine->queue_tail == seq)
-            engine->queue_tail = last;
-        engine->waiting--;
-        note_finish(seq, ENG_FINISH_CANCELLED);
-        close_sequence(engine, seq);
-        return;
-    }
+    for (eng_sequence *seq = engine->queue_head; seq != NULL; seq = seq->next)
+        if (seq->request.id == id)
+            seq->cancelled = true; /* out of the queue before anyone is admitted */
 }
 
 static void check_all(eng_engine *engine, base_err *err)
@@ -791,6 +880,37 @@ void eng__wait(eng_engine *engine)
     pthread_mutex_unlock(&engine->lock);
 }
 
+/* What each that runs still takes of the machine, for those who ask how long they would wait. */
+static void foresee(eng_engine *engine)
+{
+    const eng_forecast *forecast = engine->forecast;
+    uint32_t count = engine->active_count, context = furthest(engine);
+    double token = count > 0 ? eng_forecast_decode(forecast, count, 1, context) / count : 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const eng_sequence *seq = engine->active[i];
+        uint32_t known = eng__known(seq), to_run = known - seq->run - (known > seq->run);
+        uint32_t out = seq->output_count, tokens = seq->request.prefill_only ? 0 : seq->expected;
+        /* One that says more than was expected will say some more. */
+        tokens = (uint32_t)base_min(seq->output_max, base_max(tokens, out + tokens / 4 + 1)) - out;
+        double prefill = to_run > 0 ? seq->prefill_ns * to_run / fmax(seq->uncached, to_run) : 0;
+        engine->left[i] = tokens * token + prefill;
+    }
+}
+
+/* Under lock. */
+static void tell_admission(eng_engine *engine)
+{
+    if (engine->last.ns != 0) {
+        eng_forecast_observe_step(engine->forecast, engine->last.sequences, engine->last.prefill,
+                                  engine->last.context, engine->last.ns);
+        eng_forecast_observe_tokens(engine->forecast, engine->last.sequences, engine->last.tokens);
+        engine->last.ns = 0;
+    }
+    eng_admission_running(engine->admission, engine->left, engine->active_count,
+                          engine->page_bound ? engine->active_count
+                                             : engine->options.sequences_max);
+}
+
 /* Takes what came in; waits if there is nothing to do, or nothing that can be done before the disk
  * tier has moved. False when the engine is to stop. */
 static bool drain(eng_engine *engine)
@@ -798,7 +918,9 @@ static bool drain(eng_engine *engine)
     bool busy = engine->active_count > 0 || engine->queue_head != NULL;
     if (!busy)
         eng__save_costs(engine, false);
+    foresee(engine);
     pthread_mutex_lock(&engine->lock);
+    tell_admission(engine);
     if (busy && !engine->moved && !has_mail(engine))
         wait_a_little(engine);
     while (!busy && !has_mail(engine))
@@ -865,7 +987,7 @@ void *eng__run(void *arg)
     }
     while (engine->queue_head != NULL) {
         eng_sequence *seq = engine->queue_head;
-        engine->queue_head = seq->next;
+        unqueue(engine, seq, false);
         note_finish(seq, ENG_FINISH_CANCELLED);
         close_sequence(engine, seq);
     }

@@ -33,10 +33,14 @@ typedef struct gw_conf {
     uint32_t engine_queue_max;
     uint32_t engine_step_rows_max;
     uint32_t engine_prefill_chunk_tokens;
-    uint32_t engine_step_ms_target;
+    uint32_t engine_step_ms_target, engine_step_stretch_percent;
     uint64_t engine_packed_bytes_max;
     int32_t engine_draft; /* draft tokens a step: -1 auto, 0 off, 1-7 */
-    uint32_t engine_slow_step_us;
+    uint32_t engine_slow_step_us, engine_slow_row_ns;
+    bool engine_null;
+
+    uint32_t admission_queue_ms_max; /* 0: no bound */
+    uint32_t admission_tenant_percent_max;
 
     char *server_listen;     /* ADDR:PORT, "[::1]:8080"; port 0 lets the system choose */
     char *server_tls_listen; /* "": no TLS */

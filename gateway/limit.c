@@ -8,14 +8,17 @@
 #define RETRY_MS 1000      /* where nobody can say when a request will be over */
 #define RETRY_MS_MAX 59999 /* clients that are told more do not wait at all */
 #define BOUND_MAX 1000000000000
+#define WEIGHT_MAX 1000 /* the engine's */
 
 static const struct {
     const char *name;
     size_t offset;
+    int64_t max;
 } members[] = {
-    {"requests_max", offsetof(gw_limits, requests_max)},
-    {"requests_per_minute", offsetof(gw_limits, requests_per_minute)},
-    {"tokens_per_minute", offsetof(gw_limits, tokens_per_minute)},
+    {"requests_max", offsetof(gw_limits, requests_max), BOUND_MAX},
+    {"requests_per_minute", offsetof(gw_limits, requests_per_minute), BOUND_MAX},
+    {"tokens_per_minute", offsetof(gw_limits, tokens_per_minute), BOUND_MAX},
+    {"weight", offsetof(gw_limits, weight), WEIGHT_MAX},
 };
 #define MEMBERS (sizeof members / sizeof *members)
 
@@ -91,6 +94,7 @@ gw_limit_view gw_limit_look(gw_limit *limit, uint64_t now_ns)
 {
     fill(limit, now_ns);
     return (gw_limit_view){
+        .weight = limit->max.weight > 0 ? (uint32_t)limit->max.weight : 1,
         .requests = rate_of(limit->requests, limit->max.requests_per_minute),
         .tokens = rate_of(limit->tokens, limit->max.tokens_per_minute),
     };
@@ -111,10 +115,10 @@ base_code gw_limits_read(gw_limits *limits, const json_t *object, base_err *err)
             return base_fail_param(err, BASE_INVALID, "limits", "limits has no member \"%.40s\"",
                                    name);
         json_int_t n = json_is_null(value) ? 0 : json_integer_value(value);
-        if (!json_is_null(value) && (!json_is_integer(value) || n < 1 || n > BOUND_MAX))
+        if (!json_is_null(value) && (!json_is_integer(value) || n < 1 || n > members[i].max))
             return base_fail_param(err, BASE_INVALID, members[i].name,
                                    "%s must be null or 1 to %lld", members[i].name,
-                                   (long long)BOUND_MAX);
+                                   (long long)members[i].max);
         *member(limits, i) = n;
     }
     return BASE_OK;

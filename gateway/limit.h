@@ -14,6 +14,7 @@
 
 typedef struct gw_limits {
     int64_t requests_max, requests_per_minute, tokens_per_minute; /* 0: no bound */
+    int64_t weight; /* of the machine's time, beside other tenants; 0: one of weight 1 */
 } gw_limits;
 
 typedef struct gw_limit {
@@ -38,11 +39,12 @@ typedef struct gw_limit_rate {
 } gw_limit_rate;
 
 typedef struct gw_limit_view {
+    uint32_t weight; /* at least 1 */
     gw_limit_rate requests, tokens;
 } gw_limit_view;
 gw_limit_view gw_limit_look(gw_limit *limit, uint64_t now_ns);
 
-/* Members of a JSON object change `limits`, null takes a bound away; BASE_INVALID names what is
- * wrong, and members that are no bound. */
+/* Members of a JSON object change `limits`, null takes a bound away, and makes the weight 1;
+ * BASE_INVALID names what is wrong, and members that there are not. */
 base_code gw_limits_read(gw_limits *limits, const json_t *object, base_err *err);
 void gw_limits_put(base_buf *out, const gw_limits *limits); /* the object, all members */

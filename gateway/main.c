@@ -99,6 +99,9 @@ static base_code create_engine(gw_app *app, base_err *err)
         .step_rows_max = conf->engine_step_rows_max,
         .prefill_chunk = conf->engine_prefill_chunk_tokens,
         .step_ms_target = conf->engine_step_ms_target,
+        .step_stretch_percent = conf->engine_step_stretch_percent,
+        .queue_ns_max = conf->admission_queue_ms_max * 1000000ull,
+        .tenant_percent = conf->admission_tenant_percent_max,
         .draft_tokens = conf->engine_draft,
         .costs = costs,
         .packed = conf->data_path,
@@ -110,6 +113,8 @@ static base_code create_engine(gw_app *app, base_err *err)
         .disk_write_bytes_day = conf->cache_disk_write_bytes_day,
         .sink = gw_bridge_sink(app->bridge),
         .slow_step_us = conf->engine_slow_step_us,
+        .slow_row_ns = conf->engine_slow_row_ns,
+        .null = conf->engine_null,
     };
     return eng_create(&app->engine, &options, err);
 }

@@ -1,6 +1,7 @@
 #include "gateway/metrics.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,12 +21,14 @@
 #include "gateway/tenant.h"
 
 #define BUCKET_MAX 16
+#define FORECAST_NS_MIN 10000000
 
 /* From a decode step of a small model to a long prefill; a token bucket is a power of four. */
 static const double second_bounds[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
                                        0.5,   1,      2.5,   5,    10,    30,   120};
 static const double token_bounds[] = {1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576};
 
+static const double ratio_bounds[] = {0.05, 0.1, 0.15, 0.2, 0.25, 0.5, 1, 2, 5};
 static const double length_bounds[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16};
 
 #define SECONDS second_bounds, sizeof second_bounds / sizeof *second_bounds, 1e9
@@ -48,6 +51,12 @@ static const struct {
     [GW_UNCACHED_TOKENS] = {"uncached_tokens", "Prompt tokens of a request that were not cached.",
                             TOKENS},
     [GW_OUTPUT_TOKENS] = {"output_tokens", "Output tokens of a request.", TOKENS},
+    [GW_FORECAST] = {"admission_forecast_seconds",
+                     "Wait for the engine, as admission predicted it.", SECONDS},
+    [GW_FORECAST_ERROR] =
+        {"admission_forecast_error_ratio",
+         "By what share of it the wait was predicted wrong; of waits of 10 ms and more.",
+         ratio_bounds, sizeof ratio_bounds / sizeof *ratio_bounds, 1e6},
     [GW_ACCEPTED_LENGTH] =
         {"accepted_length_tokens",
          "Output tokens that a forward pass gave a sequence; 1: no draft was kept.", length_bounds,
@@ -125,6 +134,14 @@ void gw_metrics_started(gw_metrics *metrics, uint32_t prompt_tokens, uint32_t ca
     uint64_t now = base_now_ns();
     gw_window_add(metrics->window, GW_WINDOW_PROMPT_TOKENS, prompt_tokens, now);
     gw_window_add(metrics->window, GW_WINDOW_CACHED_TOKENS, cached_tokens, now);
+}
+
+void gw_metrics_forecast(gw_metrics *metrics, uint64_t forecast_ns, uint64_t queue_ns)
+{
+    gw_metrics_observe(metrics, GW_FORECAST, (double)forecast_ns * 1e-9);
+    if (queue_ns >= FORECAST_NS_MIN)
+        gw_metrics_observe(metrics, GW_FORECAST_ERROR,
+                           fabs((double)forecast_ns - (double)queue_ns) / (double)queue_ns);
 }
 
 void gw_metrics_finish(gw_metrics *metrics, eng_finish finish)
@@ -361,6 +378,22 @@ static void render_engine(const gw_app *app, base_buf *out)
                     "whimbrel_busy_part_seconds_total{part=\"sample\"} %.9f\n",
                     (double)s.forward_ns / 1e9, (double)s.draft_ns / 1e9,
                     (double)s.sample_ns / 1e9);
+    count(out, "admission_admitted_total", "Requests that admission let in.",
+          s.refused[ENG_ADMITTED]);
+    family(out, "admission_refused_total", "counter", "Requests that it refused, by reason.");
+    base_buf_printf(out,
+                    "whimbrel_admission_refused_total{reason=\"queue_count\"} %" PRIu64 "\n"
+                    "whimbrel_admission_refused_total{reason=\"queue_time\"} %" PRIu64 "\n"
+                    "whimbrel_admission_refused_total{reason=\"tenant_share\"} %" PRIu64 "\n"
+                    "whimbrel_admission_refused_total{reason=\"deadline\"} %" PRIu64 "\n",
+                    s.refused[ENG_REFUSED_COUNT], s.refused[ENG_REFUSED_TIME],
+                    s.refused[ENG_REFUSED_TENANT], s.refused[ENG_REFUSED_DEADLINE]);
+    gauge(out, "admission_queued_seconds", "Machine time that is predicted for those that wait.",
+          (double)s.queued_ns / 1e9);
+    gauge(out, "admission_queued_tenants", "Tenants with a request that waits.", s.queued_tenants);
+    gauge(out, "admission_forecast_level",
+          "How many times longer steps take now than was learned of them.",
+          (double)s.forecast_level / 1000);
     gauge(out, "queued", "Requests that wait.", s.queued);
     gauge(out, "running", "Sequences that run.", s.running);
     gauge(out, "prefilling", "Those of them in prefill.", s.prefilling);

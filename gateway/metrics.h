@@ -29,6 +29,8 @@ typedef enum gw_histogram {
     GW_PROMPT_TOKENS,
     GW_UNCACHED_TOKENS,
     GW_OUTPUT_TOKENS,
+    GW_FORECAST,        /* seconds, predicted of GW_QUEUE */
+    GW_FORECAST_ERROR,  /* share of the wait by which that was wrong, for waits of 10 ms and more */
     GW_ACCEPTED_LENGTH, /* output tokens of a forward pass; 1: no draft was kept */
     GW_HISTOGRAM_COUNT,
 } gw_histogram;
@@ -44,6 +46,8 @@ void gw_metrics_misses(const gw_metrics *metrics, uint32_t reason, uint64_t *tur
 void gw_metrics_observe(gw_metrics *metrics, gw_histogram histogram, double value);
 /* A request left the queue. */
 void gw_metrics_started(gw_metrics *metrics, uint32_t prompt_tokens, uint32_t cached_tokens);
+/* How long it was to wait for the engine, and did. */
+void gw_metrics_forecast(gw_metrics *metrics, uint64_t forecast_ns, uint64_t queue_ns);
 /* A request that the engine had is over. */
 void gw_metrics_finish(gw_metrics *metrics, eng_finish finish);
 gw_window *gw_metrics_window(gw_metrics *metrics); /* the last minute; borrowed */

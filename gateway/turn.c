@@ -35,6 +35,7 @@
  * bodies'. */
 #define DRY_TOKENS_MAX (1u << 26)
 #define LOCKED_RETRY_MS 1000
+#define PRIORITY_MAX 10 /* the engine's */
 
 uint64_t gw_request_id(void)
 {
@@ -798,6 +799,8 @@ static void on_event(gw_port *port, const eng_event *event)
         turn->usage.restored_tokens = event->usage.restored_tokens;
         turn->usage.evicted_tokens = event->usage.evicted_tokens;
         turn->usage.queue_ns = event->usage.queue_ns;
+        turn->usage.forecast_ns = event->usage.forecast_ns;
+        gw_metrics_forecast(turn->app->metrics, event->usage.forecast_ns, event->usage.queue_ns);
         attribute(turn);
         if (!turn->first->started_ms)
             turn->first->started_ms = base_wall_ms();
@@ -996,6 +999,16 @@ void gw_turn__expect(gw_turn *turn)
         turn->cache.miss = GW_MISS_EDITED;
 }
 
+/* vLLM's name and order: smaller goes first, among the requests of one tenant. */
+static base_code read_priority(gw_turn *turn, base_err *err)
+{
+    int64_t priority = 0;
+    base_code code =
+        gw_read_int(&priority, NULL, turn->json, "", "priority", -PRIORITY_MAX, PRIORITY_MAX, err);
+    turn->request.priority = (int32_t)priority;
+    return code;
+}
+
 static base_code match_and_render(gw_turn *turn, base_err *err)
 {
     gw_app *app = turn->app;
@@ -1015,6 +1028,8 @@ static base_code match_and_render(gw_turn *turn, base_err *err)
         .fingerprint = info->fingerprint,
         .session = turn->label ? turn->session.text : NULL};
     base_code code = read_restore(turn, err);
+    if (!code)
+        code = read_priority(turn, err);
     if (code)
         return code;
     code = turn->dialect->match
@@ -1072,9 +1087,8 @@ static void fill_request(gw_turn *turn, uint64_t seed)
     request->no_disk = turn->retention == GW_RETAIN_USAGE ||
                        (turn->retention == GW_RETAIN_CACHED && !conf->ledger_cached_ttl_s);
     request->follows = turn->leader == turn ? 0 : turn->leader->request.id;
-    if (conf->limits_request_timeout_ms)
-        request->deadline_ns =
-            turn->received_ns + (uint64_t)conf->limits_request_timeout_ms * 1000000;
+    request->tenant = (uint64_t)turn->identity.tenant;
+    gw_turn__set_deadline(turn->first, request);
 }
 
 static base_code submit(gw_turn *turn, base_err *err)
@@ -1100,9 +1114,12 @@ static base_code submit(gw_turn *turn, base_err *err)
         requests[i] = choice->request;
         turn->engine_ids[i] = choice->request.id;
     }
-    code = eng_submit_all(turn->app->engine, requests, count, err);
-    if (code)
+    eng_verdict verdict = {0};
+    code = eng_submit_all(turn->app->engine, requests, count, &verdict, err);
+    if (code) {
+        gw_turn__refused(turn, &verdict);
         return code;
+    }
     atomic_store(&turn->submitted, true);
     if (atomic_load(&turn->gone))
         cancel_choices(turn);
@@ -1333,6 +1350,8 @@ void gw_turn_begin(gw_app *app, gw_exchange *exchange, const gw_dialect *dialect
         turn->label = base_arena_copy(turn->arena, label, strnlen(label, 256));
     if (!ready || base_arena_failed(turn->arena)) {
         base_fail(&turn->error, BASE_NOMEM, "no memory for a turn");
+    } else if (!gw_turn__read_timeouts(turn)) {
+        /* it asks for no time that there is */
     } else if (gw_idempotent(turn, exchange)) {
         /* answered, or by another turn */
     } else if (!gw_turn_enter(turn)) {

@@ -135,6 +135,7 @@ struct gw_turn {
     const char *path;            /* of the exchange; in the arena */
     gw_id id, session, response; /* turn_, sess_ and the dialect's own */
     uint64_t received_ns;
+    uint64_t timeout_ns, sdk_timeout_ns; /* the client's: asked for, and told by its SDK; 0: none */
     int64_t created_ms;
     base_arena *arena;
     char *body; /* a copy: the exchange may end while a worker reads; terminated */

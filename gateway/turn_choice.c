@@ -140,9 +140,11 @@ void gw_turn_extension(const gw_turn *turn, base_buf *out)
         base_buf_printf(out, ",\"first_diff\":{\"item\":%d,\"token\":%u}", (int)cache->diff_item,
                         cache->diff_token);
     base_buf_printf(out,
-                    "},\"queue_ms\":%.3f,\"prefill_ms\":%.3f,\"ttft_ms\":%.3f,\"decode_ms\":%.3f,",
-                    (double)usage->queue_ns * 1e-6, (double)usage->prefill_ns * 1e-6,
-                    (double)usage->ttft_ns * 1e-6, (double)usage->decode_ns * 1e-6);
+                    "},\"queue_ms\":%.3f,\"forecast_ms\":%.3f,\"prefill_ms\":%.3f,\"ttft_ms\":%.3f,"
+                    "\"decode_ms\":%.3f,",
+                    (double)usage->queue_ns * 1e-6, (double)usage->forecast_ns * 1e-6,
+                    (double)usage->prefill_ns * 1e-6, (double)usage->ttft_ns * 1e-6,
+                    (double)usage->decode_ns * 1e-6);
     base_buf_printf(out,
                     "\"drafted\":%u,\"accepted\":%u,\"stored\":%s,\"backend\":", usage->drafted,
                     usage->accepted, stored ? "true" : "false");

@@ -256,9 +256,9 @@ await check('a cookie stands for a key, changes nothing for other sites, and end
 await check('tenants: made once, found by name, limited; keys', async () => {
   const name = `t-${word()}`;
   const made = await call('POST', 'tenants', { body: { name, group: `g-${word()}`, limits: { requests_max: 3 } } });
-  assert.deepEqual(made.limits, { requests_max: 3, requests_per_minute: null, tokens_per_minute: null });
+  assert.deepEqual(made.limits, { requests_max: 3, requests_per_minute: null, tokens_per_minute: null, weight: null });
   await call('POST', 'tenants', { body: { name }, status: 409 });
-  assert.deepEqual((await call('PATCH', 'tenants/{id}', { id: name, body: { limits: { requests_max: null, tokens_per_minute: 5 } } })).limits, { requests_max: null, requests_per_minute: null, tokens_per_minute: 5 });
+  assert.deepEqual((await call('PATCH', 'tenants/{id}', { id: name, body: { limits: { requests_max: null, tokens_per_minute: 5, weight: 3 } } })).limits, { requests_max: null, requests_per_minute: null, tokens_per_minute: 5, weight: 3 });
   assert.ok((await call('GET', 'tenants')).data.some((t) => t.id === name && t.limits.tokens_per_minute === 5));
   assert.equal((await call('GET', 'tenants', { query: '?limit=1' })).has_more, true);
   await call('GET', 'tenants', { query: '?limit=0', status: 400 });

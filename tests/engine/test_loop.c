@@ -1,6 +1,10 @@
 /* The engine as a whole, on a small random model: promises 1 and 2 (cached = uncached, chunked =
  * whole, batched = alone, drafted = plain, seeded sampling too), cancelling in every phase, forced
  * calls, stop strings, preemption, and that nothing stays behind. */
+#include <math.h>
+#include <unistd.h>
+
+#include "engine/engine_internal.h"
 #include "loop_rig.h"
 
 #define LENGTHS 6
@@ -428,7 +432,7 @@ Test(eng_engine, those_that_follow_find_the_prompt, .timeout = 120)
         reqs[i].space = 2;
         reqs[i].follows = i > 0 ? reqs[0].id : 0;
     }
-    cr_assert_eq(eng_submit_all(engine, reqs, CHOICES, &err), BASE_OK, "%s", err.text);
+    cr_assert_eq(eng_submit_all(engine, reqs, CHOICES, NULL, &err), BASE_OK, "%s", err.text);
     wait_done(together, CHOICES);
     for (uint32_t i = 0; i < CHOICES; i++) {
         same(&alone[i], &together[i], "a choice");
@@ -442,7 +446,7 @@ Test(eng_engine, those_that_follow_find_the_prompt, .timeout = 120)
         reqs[i].space = 3;
         reqs[i].follows = i == 1 ? 999999999 : i > 0 ? reqs[0].id : 0;
     }
-    cr_assert_eq(eng_submit_all(engine, reqs, CHOICES, &err), BASE_OK, "%s", err.text);
+    cr_assert_eq(eng_submit_all(engine, reqs, CHOICES, NULL, &err), BASE_OK, "%s", err.text);
     eng_cancel(engine, reqs[0].id);
     wait_done(together, CHOICES);
     for (uint32_t i = 1; i < CHOICES; i++)
@@ -450,11 +454,11 @@ Test(eng_engine, those_that_follow_find_the_prompt, .timeout = 120)
     /* All or none. */
     uint64_t requests = eng_get_stats(engine).requests;
     reqs[2].max_tokens = 0;
-    cr_assert_eq(eng_submit_all(engine, reqs, 3, NULL), BASE_INVALID);
+    cr_assert_eq(eng_submit_all(engine, reqs, 3, NULL, NULL), BASE_INVALID);
     eng_request many[CHOICES + 1];
     for (uint32_t i = 0; i <= CHOICES; i++)
         many[i] = reqs[1];
-    cr_assert_eq(eng_submit_all(engine, many, CHOICES + 1, NULL), BASE_FULL);
+    cr_assert_eq(eng_submit_all(engine, many, CHOICES + 1, NULL, NULL), BASE_FULL);
     cr_assert_eq(eng_get_stats(engine).requests, requests);
     check_clean(engine);
     eng_destroy(engine);
@@ -489,6 +493,184 @@ Test(eng_engine, pinned_stays_erased_goes, .timeout = 120)
     eng_stats stats = eng_get_stats(engine);
     cr_assert_eq(stats.index_pages, 0);
     cr_assert_eq(stats.pages_free, stats.pages_total);
+    check_clean(engine);
+    eng_destroy(engine);
+}
+
+/* ---- admission ---- */
+
+static eng_verdict ask(eng_engine *engine, const eng_request *req, base_code wanted)
+{
+    base_err err = BASE_ERR_INIT;
+    eng_verdict verdict = {0};
+    cr_assert_eq(eng_submit_all(engine, req, 1, &verdict, &err), wanted, "%s", err.text);
+    return verdict;
+}
+
+/* How far the prediction of a request alone is from what it took. */
+static double error_alone(eng_engine *engine, uint32_t nth)
+{
+    static int32_t prompt[600];
+    static result r;
+    uint32_t count = 20 + nth * 37 % 500;
+    make_prompt(prompt, count, 1000 + nth);
+    eng_request req = request(prompt, count, 8 + nth % 20, 0, &r);
+    eng_verdict verdict = ask(engine, &req, BASE_OK);
+    wait_done(&r, 1);
+    double took = (double)(r.usage.prefill_ns + r.usage.decode_ns);
+    return fabs((double)verdict.work_ns - took) / took;
+}
+
+/* The median of ten: this is a real machine, with others on it. */
+static double error_of_ten(eng_engine *engine, uint32_t nth)
+{
+    double errors[10];
+    for (uint32_t i = 0; i < 10; i++) {
+        errors[i] = error_alone(engine, nth + i);
+        for (uint32_t k = i; k > 0 && errors[k - 1] > errors[k]; k--) {
+            double swap = errors[k];
+            errors[k] = errors[k - 1];
+            errors[k - 1] = swap;
+        }
+    }
+    return errors[5];
+}
+
+Test(eng_engine, predictions_follow_an_engine_three_times_slower_within_20_requests, .timeout = 120)
+{
+    eng_options opts = options();
+    opts.null = true; /* steps take what the hook says, whoever else is on the machine */
+    opts.slow_step_us = 3000;
+    eng_engine *engine = start(&opts);
+    uint32_t nth = 0;
+    for (; nth < 20; nth++)
+        error_alone(engine, nth);
+    cr_expect_lt(error_of_ten(engine, nth), 0.25);
+    engine->options.slow_step_us = 9000; /* nothing runs: the engine thread is asleep */
+    for (; nth < 20 + 20; nth++)
+        error_alone(engine, nth);
+    cr_expect_lt(error_of_ten(engine, nth), 0.25);
+    check_clean(engine);
+    eng_destroy(engine);
+}
+
+Test(eng_engine, what_cannot_meet_its_clients_deadline_is_not_begun, .timeout = 120)
+{
+    static int32_t prompt[100];
+    static result r[5];
+    make_prompt(prompt, 100, 4);
+    eng_options opts = options();
+    opts.sequences_max = 1;
+    opts.slow_step_us = 5000;
+    eng_engine *engine = start(&opts);
+    run(engine, prompt, 100, 30, 0, &r[0]);
+    uint64_t steps = eng_get_stats(engine).steps, now = base_now_ns();
+    eng_request req = request(prompt, 100, 200, 0, &r[1]); /* a second of steps */
+    req.deadline_ns = now + 200000000;
+    req.deadline_binds = true;
+    eng_verdict verdict = ask(engine, &req, BASE_TIMEOUT);
+    cr_assert_eq(verdict.refusal, ENG_REFUSED_DEADLINE);
+    cr_assert_eq(verdict.retry_ns, 0);
+    cr_assert_eq(eng_get_stats(engine).steps, steps);
+    cr_assert_eq(eng_get_stats(engine).refused[ENG_REFUSED_DEADLINE], 1);
+    req.deadline_ns = base_now_ns() + 60000000000u;
+    ask(engine, &req, BASE_OK);
+    while (eng_get_stats(engine).running == 0)
+        usleep(1000);
+    /* Behind it a short one cannot be in time; without a deadline it is. */
+    eng_request late = request(prompt, 100, 10, 0, &r[2]);
+    late.deadline_ns = base_now_ns() + 300000000;
+    late.deadline_binds = true;
+    verdict = ask(engine, &late, BASE_TIMEOUT);
+    cr_assert_gt(verdict.retry_ns, 0, "a wait would help");
+    cr_assert_gt(verdict.wait_ns, 300000000u);
+    /* The operator's own deadline is nothing to be foreseen: it ends what is late. */
+    late = request(prompt, 100, 10, 0, &r[3]);
+    late.deadline_ns = base_now_ns() + 50000000;
+    ask(engine, &late, BASE_OK);
+    wait_done(&r[3], 1);
+    cr_assert_eq(r[3].finish, ENG_FINISH_DEADLINE);
+    cr_assert_eq(r[3].started, 0);
+    wait_done(&r[1], 1);
+    cr_assert_eq(r[1].finish, ENG_FINISH_LENGTH);
+    check_clean(engine);
+    eng_destroy(engine);
+}
+
+/* One slot and a queue: which of r comes next is the order in which they started. */
+Test(eng_engine, the_queue_goes_by_tenant_priority_and_length, .timeout = 120)
+{
+    static int32_t prompts[9][1200];
+    static result r[9];
+    eng_options opts = options();
+    opts.sequences_max = 1;
+    opts.slow_step_us = 3000;
+    eng_engine *engine = start(&opts);
+    make_prompt(prompts[8], 1200, 9);
+    run(engine, prompts[8], 1200, 20, 0, &r[8]); /* steps are known now */
+    eng_request hold = request(prompts[8], 10, 100, 0, &r[8]);
+    submit(engine, &hold);
+    while (eng_get_stats(engine).running == 0)
+        usleep(1000);
+    /* Tenant 1: a long one, four short ones, an urgent one; tenant 2 comes last, with two. */
+    const struct {
+        uint64_t tenant;
+        uint32_t count;
+        int32_t priority;
+    } plan[8] = {{1, 1200, 0}, {1, 20, 0},  {1, 20, 0}, {1, 20, 0},
+                 {1, 20, 0},   {1, 20, -1}, {2, 20, 0}, {2, 20, 0}};
+    uint64_t began[8];
+    for (uint32_t i = 0; i < 8; i++) {
+        make_prompt(prompts[i], plan[i].count, 30 + i);
+        eng_request req = request(prompts[i], plan[i].count, 10, 0, &r[i]);
+        req.tenant = plan[i].tenant;
+        req.priority = plan[i].priority;
+        submit(engine, &req);
+    }
+    wait_done(r, 9);
+    for (uint32_t i = 0; i < 8; i++) {
+        cr_assert_eq(r[i].finish, ENG_FINISH_LENGTH);
+        began[i] = r[i].at_ns[0];
+    }
+    for (uint32_t i = 1; i < 8; i++)
+        cr_assert_lt(began[i], began[0], "%u before the long one", i);
+    for (uint32_t i = 0; i < 5; i++)
+        cr_assert_lt(began[5], began[i], "the urgent one before %u", i);
+    for (uint32_t i = 1; i < 4; i++)
+        cr_assert_lt(began[i], began[i + 1], "equal ones as they came");
+    cr_assert_lt(began[6], began[3], "tenant 2 does not wait for all of tenant 1");
+    cr_assert_lt(began[7], began[4]);
+    check_clean(engine);
+    eng_destroy(engine);
+}
+
+/* ---- the null engine ---- */
+
+Test(eng_engine, the_null_engine_says_its_script_through_all_the_rest, .timeout = 60)
+{
+    static int32_t prompts[20][300];
+    static result r[20], again;
+    eng_options opts = options();
+    opts.null = true;
+    eng_engine *engine = start(&opts);
+    cr_assert_str_eq(eng_get_info(engine)->backend, "null");
+    cr_assert_str_eq(eng_get_info(engine)->numerics, "null");
+    cr_assert_str_eq(eng_get_info(engine)->fingerprint, "null");
+    for (uint32_t i = 0; i < 20; i++) {
+        make_prompt(prompts[i], 300, i);
+        eng_request req = request(prompts[i], 300, 400, 0, &r[i]);
+        req.sampling.ignore_eos = i % 2 == 0;
+        submit(engine, &req);
+    }
+    wait_done(r, 20);
+    for (uint32_t i = 0; i < 20; i++) {
+        cr_assert_eq(r[i].finish, i % 2 == 0 ? ENG_FINISH_LENGTH : ENG_FINISH_STOP);
+        cr_assert_eq(strncmp(r[i].text, "This answer is a script", 23), 0, "%s", r[i].text);
+        cr_assert(i % 2 == 0 ? r[i].count == 400 : r[i].count < 200, "%u", r[i].count);
+    }
+    run(engine, prompts[3], 300, 10, 0, &again);
+    cr_assert_eq(again.usage.cached_tokens, 299, "its pages are found like any");
+    cr_assert_eq(eng_get_stats(engine).drafted, 0);
     check_clean(engine);
     eng_destroy(engine);
 }

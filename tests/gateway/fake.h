@@ -382,7 +382,8 @@ base_code eng_submit(eng_engine *e, const eng_request *request, base_err *err)
     return BASE_OK;
 }
 
-base_code eng_submit_all(eng_engine *e, const eng_request *requests, uint32_t count, base_err *err)
+base_code eng_submit_all(eng_engine *e, const eng_request *requests, uint32_t count,
+                         eng_verdict *verdict, base_err *err)
 {
     base_code code = BASE_OK;
     for (uint32_t i = 0; i < count && !code; i++)
