@@ -126,14 +126,15 @@ uint32_t gr_rule_add(gr_compile *c)
 }
 
 uint32_t gr_place_height(const eng_grammar *g, const gr_array *array, uint32_t place,
-                         uint32_t matches)
+                         uint32_t matches, uint32_t avoid)
 {
     uint32_t least = GR_INFINITE;
     for (uint32_t i = 0; i < array->item_count; i++) {
         const gr_item *item = &g->items.data[array->items + i];
         uint32_t index = item->index == GR_INFINITE ? array->prefix : item->index;
         uint32_t height = gr_rule_height(g, item->rule);
-        if (index == place && (item->matches & matches) == matches && height < least)
+        if (index == place && (item->matches & matches) == matches &&
+            (item->matches & avoid) == 0 && height < least)
             least = height;
     }
     return least;
@@ -180,31 +181,48 @@ static uint32_t members_height(const eng_grammar *g, const gr_object *object)
     return least;
 }
 
+/* Frames of an item that counts for `matches` and for none of `avoid`, at the best place. */
+static uint32_t matching_height(const eng_grammar *g, const gr_array *array, uint32_t matches,
+                                uint32_t avoid)
+{
+    uint32_t best = GR_INFINITE;
+    for (uint32_t i = 0; i <= array->prefix; i++) {
+        uint32_t need = gr_place_height(g, array, i, matches, avoid);
+        best = need < best ? need : best;
+    }
+    return best;
+}
+
 /* Frames that the least items of an array need: as many as its minimum, and those it wants. */
 static uint32_t items_height(const eng_grammar *g, const gr_array *array)
 {
-    uint32_t least = 0;
+    uint32_t least = 0, wanted = 0;
     uint64_t sum = 0;
     if (array->min > array->max)
         return GR_INFINITE;
     for (uint32_t i = 0; i < array->min && i <= array->prefix; i++) {
-        uint32_t need = gr_place_height(g, array, i, 0);
+        uint32_t need = gr_place_height(g, array, i, 0, 0);
         least = need > least ? need : least;
     }
-    uint32_t all = (1u << array->want_count) - 1;
-    for (uint32_t w = 0; w < array->want_count; w++)
+    for (uint32_t w = 0; w < array->want_count; w++) {
         sum += array->want[w].min;
+        wanted |= (uint32_t)(array->want[w].min > 0) << w;
+    }
     for (uint32_t w = 0; w < array->want_count; w++) {
         if (array->want[w].min > base_min(array->max, array->want[w].max))
             return GR_INFINITE;
         /* Where they do not find room one by one, an item has to count for all. */
-        uint32_t best = GR_INFINITE, matches = sum > array->max ? all : 1u << w;
-        for (uint32_t i = 0; array->want[w].min > 0 && i <= array->prefix; i++) {
-            uint32_t need = gr_place_height(g, array, i, matches);
-            best = need < best ? need : best;
+        uint32_t matches = sum > array->max ? wanted : 1u << w;
+        /* And some of them for none of a set that may not be counted as often. */
+        for (uint32_t set = 0; set >> array->want_count == 0; set++) {
+            uint64_t room = 0;
+            for (uint32_t v = 0; v < array->want_count; v++)
+                room += set >> v & 1 ? array->want[v].max : 0;
+            if (room < array->want[w].min) {
+                uint32_t best = matching_height(g, array, matches, set);
+                least = best > least ? best : least;
+            }
         }
-        if (array->want[w].min > 0)
-            least = best > least ? best : least;
     }
     return least;
 }

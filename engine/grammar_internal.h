@@ -159,9 +159,9 @@ static inline uint32_t gr_rule_height(const eng_grammar *g, uint32_t rule)
 {
     return g->rules.data[rule].height;
 }
-/* Least frames of an item at a place that counts for all `matches`. */
+/* Least frames of an item at a place that counts for all `matches` and for none of `avoid`. */
 uint32_t gr_place_height(const eng_grammar *g, const gr_array *array, uint32_t place,
-                         uint32_t matches);
+                         uint32_t matches, uint32_t avoid);
 /* Least frames of every rule and behind every node; drops ways that never end. */
 void gr_heights(gr_compile *c);
 

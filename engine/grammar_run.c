@@ -262,30 +262,55 @@ static uint32_t want_left(const gr_array *array, const uint32_t *frame, uint32_t
     return count < array->want[w].min ? array->want[w].min - count : 0;
 }
 
+/* How many items that count for want `w` may come yet, once one has that counts for `matches`. */
+static uint64_t want_room(const gr_array *array, const uint32_t *frame, uint32_t w,
+                          uint32_t matches)
+{
+    return array->want[w].max == GR_INFINITE
+               ? GR_INFINITE
+               : array->want[w].max - frame[GR_FRAME_WORDS + w] - (matches >> w & 1);
+}
+
+/* Whether `need` items that count for want `w` and for none of `avoid` find places behind the item
+ * at `count`. */
+static bool places_fit(const eng_grammar *g, const gr_array *array, const uint32_t *frame,
+                       uint32_t w, uint32_t avoid, uint64_t need)
+{
+    uint64_t places = 0;
+    /* Past the prefix there is no end of places but max. */
+    if (height_fits(g, frame, gr_place_height(g, array, array->prefix, 1u << w, avoid)))
+        return true;
+    for (uint32_t i = frame[GR_FRAME_COUNT] + 1; i < array->prefix && i < array->max; i++)
+        places += height_fits(g, frame, gr_place_height(g, array, i, 1u << w, avoid));
+    return places >= need;
+}
+
 /* Whether what is still wanted finds room behind the item that comes next. */
 static bool wants_fit(const eng_grammar *g, const gr_array *array, const gr_item *item,
                       const uint32_t *frame)
 {
-    uint32_t count = frame[GR_FRAME_COUNT], most = 0, sum = 0;
-    for (uint32_t w = 0; w < array->want_count; w++) {
-        uint32_t left = want_left(array, frame, w, item->matches), places = 0;
+    uint32_t most = 0, sum = 0, wanted = 0;
+    for (uint32_t w = 0; w < array->want_count; w++)
         if ((item->matches >> w & 1) && frame[GR_FRAME_WORDS + w] >= array->want[w].max)
             return false;
+    for (uint32_t w = 0; w < array->want_count; w++) {
+        uint32_t left = want_left(array, frame, w, item->matches);
         most = left > most ? left : most;
         sum += left;
-        /* Past the prefix there is no end of places but max. */
-        if (left == 0 || height_fits(g, frame, gr_place_height(g, array, array->prefix, 1u << w)))
-            continue;
-        for (uint32_t i = count + 1; i < array->prefix && i < array->max; i++)
-            places += height_fits(g, frame, gr_place_height(g, array, i, 1u << w));
-        if (places < left)
-            return false;
+        wanted |= (uint32_t)(left > 0) << w;
+        /* Of those that count for any of a set, only so many may come as the set has room for. */
+        for (uint32_t set = 0; set >> array->want_count == 0 && left > 0; set++) {
+            uint64_t room = 0;
+            for (uint32_t v = 0; v < array->want_count; v++)
+                room += set >> v & 1 ? want_room(array, frame, v, item->matches) : 0;
+            if (room < left && !places_fit(g, array, frame, w, set, left - room))
+                return false;
+        }
     }
     if (array->max == GR_INFINITE || most == 0)
         return true;
-    const uint32_t all = (1u << array->want_count) - 1;
-    bool shared = height_fits(g, frame, gr_place_height(g, array, array->prefix, all));
-    return count + 1 + (shared ? most : sum) <= array->max;
+    bool shared = height_fits(g, frame, gr_place_height(g, array, array->prefix, wanted, 0));
+    return frame[GR_FRAME_COUNT] + 1 + (shared ? most : sum) <= array->max;
 }
 
 static bool item_allowed(const eng_grammar *g, const gr_array *array, const gr_item *item,

@@ -643,6 +643,55 @@ Test(eng_grammar, masks_agree_with_stepping_and_walks_end_well, .timeout = 300)
     eng_tok_destroy(tok);
 }
 
+/* What counts for one `contains` counts for another that has an upper bound: where that leaves no
+ * room for what must still come, the way there is not entered. */
+Test(eng_grammar, items_that_count_twice_leave_a_way_to_the_end)
+{
+    static const struct {
+        const char *schema, *yes[3], *no[3];
+    } rows[] = {
+        {"{\"type\":[\"array\",\"null\"],\"allOf\":[{\"contains\":{\"const\":1},\"minContains\":2},"
+         "{\"contains\":{\"type\":\"number\"},\"maxContains\":1}]}",
+         {"null"},
+         {"["}},
+        {"{\"type\":[\"array\",\"null\"],\"allOf\":[{\"contains\":{\"type\":\"integer\"}},{"
+         "\"contains\":{"
+         "\"type\":\"number\"},\"minContains\":0,\"maxContains\":0}]}",
+         {"null"},
+         {"["}},
+        {"{\"type\":\"array\",\"items\":{\"enum\":[1,2,\"a\"]},\"allOf\":[{\"contains\":{\"const\":"
+         "1},"
+         "\"minContains\":2},{\"contains\":{\"type\":\"number\"},\"maxContains\":2}]}",
+         {"[1, 1]", "[\"a\", 1, \"a\", 1", "[1"},
+         {"[2", "[1, 2", "[1, 1, 1"}},
+        {"{\"type\":\"array\",\"maxItems\":2,\"items\":{\"enum\":[1,2,\"a\"]},\"allOf\":[{"
+         "\"contains\":{"
+         "\"const\":1}},{\"not\":{\"contains\":{\"const\":2}}}]}",
+         {"[1]", "[\"a\", 1]", "[1, 1]"},
+         {"[2", "[\"a\", \"a", "[]"}},
+    };
+    base_err err = BASE_ERR_INIT;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        eng_grammar *g;
+        eng_grammar_state state;
+        cr_assert_eq(eng_grammar_schema(&g, rows[i].schema, strlen(rows[i].schema), NULL, &err),
+                     BASE_OK, "%s: %s", rows[i].schema, err.text);
+        eng_grammar_run *run = run_of(g);
+        for (size_t k = 0; k < 3; k++)
+            for (int yes = 0; yes < 2; yes++) {
+                const char *text = yes ? rows[i].yes[k] : rows[i].no[k];
+                if (text == NULL)
+                    continue;
+                eng_grammar_start(&state, run);
+                cr_expect_eq(eng_grammar_advance(&state, text, strlen(text)), yes, "%s: %s",
+                             rows[i].schema, text);
+                eng_grammar_end(&state);
+            }
+        eng_grammar_run_destroy(run);
+        eng_grammar_unref(g);
+    }
+}
+
 /* A way that the depth has no room for is not entered: however deep a walk goes, it ends. */
 Test(eng_grammar, the_bound_of_depth_leaves_a_way_to_the_end, .timeout = 120)
 {
