@@ -27,7 +27,8 @@ static const gw_header json_headers[] = {{"content-type", "application/json"},
 static bool is_local(const gw_exchange *exchange)
 {
     const char *remote = gw_exchange_remote(exchange);
-    return strncmp(remote, "127.", 4) == 0 || strcmp(remote, "::1") == 0;
+    return strncmp(remote, "127.", 4) == 0 || strcmp(remote, "::1") == 0 ||
+           strcmp(remote, GW_REMOTE_UNIX) == 0;
 }
 
 void gw_admin_metrics(gw_app *app, gw_exchange *exchange)

@@ -95,11 +95,16 @@ static const row rows[] = {
      .help = "of engine.queue_max and of that wait, what one tenant may fill; more is 429"},
 
     {"server.listen", TEXT, AT(server_listen), "127.0.0.1:8080",
-     .help = "ADDR:PORT for HTTP/1.1 and h2c; port 0: any free one"},
+     .help = "ADDR:PORT or unix:/PATH for HTTP/1.1 and h2c; port 0: any free one"},
     {"server.tls_listen", TEXT, AT(server_tls_listen), "",
-     .help = "ADDR:PORT for TLS; empty: none"},
-    {"server.tls_cert", TEXT, AT(server_tls_cert), "", .help = "PEM file, the chain, leaf first"},
+     .help = "ADDR:PORT or unix:/PATH for TLS; empty: none"},
+    {"server.tls_cert", TEXT, AT(server_tls_cert), "",
+     .help = "PEM file, the chain, leaf first; on SIGHUP all three are read again"},
     {"server.tls_key", TEXT, AT(server_tls_key), "", .help = "PEM file"},
+    {"server.tls_client_ca", TEXT, AT(server_tls_client_ca), "",
+     .help = "PEM file; clients must show a certificate that one of these signed; empty: none"},
+    {"server.unix_mode", TEXT, AT(server_unix_mode), "0600",
+     .help = "permissions of the files of unix:/PATH, octal"},
     {"server.loops", U32, AT(server_loops), "0", 0, 256,
      .help = "network threads; 0: one for every four cores"},
     {"server.header_bytes_max", U32, AT(server_header_bytes_max), "65536", 1 * K, 256 * K,
@@ -594,6 +599,12 @@ static base_code check(const gw_conf *conf, base_err *err)
             conf->server_tls_cert[0] == '\0' ? "server.tls_cert" : "server.tls_key";
         return base_fail_param(err, BASE_INVALID, missing, "server.tls_listen needs %s", missing);
     }
+    const char *mode = conf->server_unix_mode;
+    size_t digits = strspn(mode, "01234567");
+    if (digits == 0 || mode[digits] != '\0' || strtoul(mode, NULL, 8) > 0777)
+        return base_fail_param(err, BASE_INVALID, "server.unix_mode",
+                               "server.unix_mode \"%.20s\" is not an octal number up to 0777",
+                               mode);
     if ((code = below("limits.body_bytes_max", conf->limits_body_bytes_max,
                       "limits.body_bytes_total_max", conf->limits_body_bytes_total_max, err)) !=
             BASE_OK ||
@@ -817,6 +828,8 @@ void gw_conf_help(FILE *file)
 
 bool gw_conf_is_loopback(const char *listen)
 {
+    if (strncmp(listen, "unix:", 5) == 0)
+        return true;
     char host[INET6_ADDRSTRLEN + 2];
     const char *colon = strrchr(listen, ':');
     size_t length = colon != NULL ? (size_t)(colon - listen) : strlen(listen);

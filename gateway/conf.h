@@ -42,10 +42,11 @@ typedef struct gw_conf {
     uint32_t admission_queue_ms_max; /* 0: no bound */
     uint32_t admission_tenant_percent_max;
 
-    char *server_listen;     /* ADDR:PORT, "[::1]:8080"; port 0 lets the system choose */
-    char *server_tls_listen; /* "": no TLS */
-    char *server_tls_cert, *server_tls_key;
-    uint32_t server_loops; /* 0: one for every four cores */
+    char *server_listen; /* ADDR:PORT, "[::1]:8080", "unix:/path"; port 0 lets the system choose */
+    char *server_tls_listen;                                       /* "": no TLS */
+    char *server_tls_cert, *server_tls_key, *server_tls_client_ca; /* read again on SIGHUP */
+    char *server_unix_mode;                                        /* octal digits */
+    uint32_t server_loops;                                         /* 0: one for every four cores */
     uint32_t server_header_bytes_max;
     uint32_t server_keepalive_ms;
     uint32_t server_resume_ms, server_idempotency_ms;
@@ -121,7 +122,7 @@ void gw_conf_destroy(gw_conf *conf); /* NULL is fine */
 base_code gw_conf_change(base_log_level *level, const struct json_t *changes, base_err *err);
 /* The effective configuration as JSON; without arguments it is config/default.json to the byte. */
 void gw_conf_print(const gw_conf *conf, FILE *file);
-/* True if ADDR:PORT names this machine only: 127.x, ::1 or localhost. */
+/* True if the address is of this machine only: 127.x, ::1, localhost, or unix:/path. */
 bool gw_conf_is_loopback(const char *listen);
 /* Flags and keys with type, default and bounds. */
 void gw_conf_help(FILE *file);

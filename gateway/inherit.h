@@ -2,14 +2,13 @@
  * (sd_listen_fds(3)) and the word that it serves (sd_notify(3)). Both protocols are a few lines,
  * so libsystemd is not needed. Thread: main. */
 #pragma once
-#include <netinet/in.h>
 #include <stdbool.h>
 
 #include "engine/base/err.h"
 
 struct gw_conf;
 
-#define GW_ADDRESS_MAX (INET6_ADDRSTRLEN + 10) /* "[addr]:port" and its end */
+#define GW_ADDRESS_MAX 128 /* "[addr]:port" or "unix:/path" and its end */
 
 /* One descriptor a listener, -1: the server binds the configured address itself. */
 typedef struct gw_inherited {

@@ -177,6 +177,15 @@ base_code gw_live_cancel(gw_live *live, eng_engine *engine, const char *id, base
     return code;
 }
 
+void gw_live_hand_back(gw_live *live, eng_engine *engine)
+{
+    pthread_mutex_lock(&live->mutex);
+    for (const gw_live_entry *e = live->first; e; e = e->next)
+        for (uint32_t i = 0; i < e->engine_count; i++)
+            eng_cancel(engine, e->engine_ids[i]);
+    pthread_mutex_unlock(&live->mutex);
+}
+
 void gw_live_phases(gw_live *live, uint32_t counts[GW_PHASE_COUNT])
 {
     pthread_mutex_lock(&live->mutex);

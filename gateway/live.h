@@ -74,6 +74,8 @@ bool gw_live_find(gw_live *live, gw_live_request *out, const char *id);
 /* BASE_NOT_FOUND; BASE_CONFLICT if it is over, or not with the engine yet. It ends at the engine's
  * next step. */
 base_code gw_live_cancel(gw_live *live, eng_engine *engine, const char *id, base_err *err);
+/* Ends all that the engine has, as an end of the server, not as the operator's wish. */
+void gw_live_hand_back(gw_live *live, eng_engine *engine);
 void gw_live_phases(gw_live *live, uint32_t counts[GW_PHASE_COUNT]);
 
 /* {"id":…}: the object of /admin/v1/requests. */

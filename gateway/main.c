@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "engine/base/clock.h"
+#include "engine/base/crash.h"
 #include "engine/base/log.h"
 #include "gateway/admin_session.h"
 #include "gateway/append.h"
@@ -37,6 +38,7 @@
 
 #define EXIT_UNUSABLE 2
 #define TICK_MS_MAX 1000      /* of the bridge; a keep-alive is late by at most this */
+#define HAND_BACK_MS 2000     /* for the errors that end what still runs at the drain's deadline */
 #define BRIDGE_DRAIN_MS 10000 /* for a step that runs and the commits of what was cut */
 #define WATCHDOG_SLACK_MS 15000
 #define TAPES_BYTES_MAX (64u << 20) /* of answers kept for retries */
@@ -223,7 +225,14 @@ static base_code start(gw_app *app, base_err *err)
 static void stop(gw_app *app)
 {
     if (app->server != NULL) {
-        gw_server_drain(app->server, app->conf->server_drain_ms);
+        if (!gw_server_drain(app->server, app->conf->server_drain_ms)) {
+            base_log(BASE_LOG_WARN, "drain_overdue exchanges=%u",
+                     gw_server_get_stats(app->server).open_exchanges);
+            gw_live_hand_back(app->live, app->engine);
+            gw_server_cut(app->server, HAND_BACK_MS);
+        } else {
+            gw_server_cut(app->server, 0);
+        }
         if (!gw_bridge_drain(app->bridge, BRIDGE_DRAIN_MS)) {
             /* The engine hangs: nothing below can be taken down. What clients were told is
              * committed. */
@@ -251,8 +260,9 @@ static void stop(gw_app *app)
     gw_metrics_destroy(app->metrics);
 }
 
-/* libh2o: a connection can make a loop spin for ever during its graceful shutdown (HEADERS without
- * END_HEADERS, then CONTINUATION after the last GOAWAY); no join would come back. */
+/* The net below an orderly end: a join that does not come back, whatever the reason. The system's
+ * libh2o knows one, which tools/h2o mends: its loop spins on a CONTINUATION after the last GOAWAY.
+ * What clients were told is committed by then. */
 static void *watchdog(void *arg)
 {
     sleep_ms(*(const uint32_t *)arg + WATCHDOG_SLACK_MS);
@@ -263,7 +273,8 @@ static void *watchdog(void *arg)
 /* What a signal means; written by main. */
 typedef enum phase { LOADING, SERVING, STOPPING } phase;
 static _Atomic int phase_now = LOADING;
-static sem_t stop_wanted;
+static sem_t wanted; /* posted after one of these is set */
+static _Atomic bool stop_wanted, renewal_wanted;
 
 typedef struct command {
     int argc;
@@ -280,6 +291,17 @@ static void reread_live_keys(const command *line)
     }
     base_log_set_level(conf->log_level);
     gw_conf_destroy(conf);
+}
+
+static void renew_tls(gw_server *server)
+{
+    base_err err = BASE_ERR_INIT;
+    if (gw_server_tls_address(server) == NULL)
+        return;
+    if (gw_server_renew_tls(server, &err) != BASE_OK)
+        base_log(BASE_LOG_ERROR, "tls_kept reason=\"%s\"", err.text);
+    else
+        base_log(BASE_LOG_INFO, "tls_renewed");
 }
 
 /* The one thread that takes signals: they are blocked in all others. Of main's order of stopping,
@@ -299,9 +321,12 @@ static void *signal_main(void *arg)
             continue;
         if (got == SIGHUP) {
             reread_live_keys(arg);
+            atomic_store(&renewal_wanted, true); /* main's, once it serves */
+            sem_post(&wanted);
         } else if (atomic_exchange(&phase_now, STOPPING) == SERVING) {
             base_log(BASE_LOG_INFO, "stopping signal=%d", got);
-            sem_post(&stop_wanted);
+            atomic_store(&stop_wanted, true);
+            sem_post(&wanted);
         } else {
             base_log(BASE_LOG_WARN, "stopped_at_once signal=%d", got);
             _exit(EXIT_SUCCESS);
@@ -334,8 +359,9 @@ static void print_ready(const gw_app *app, uint64_t begin)
     const eng_info *info = eng_get_info(app->engine);
     const char *tls = gw_server_tls_address(app->server),
                *admin = gw_server_address(app->server, GW_LISTENER_ADMIN);
-    printf("ready http://%s model=%s backend=%s ms=%llu\n",
-           gw_server_address(app->server, GW_LISTENER_PUBLIC), info->name, info->backend,
+    const char *address = gw_server_address(app->server, GW_LISTENER_PUBLIC);
+    printf("ready %s%s model=%s backend=%s ms=%llu\n",
+           strncmp(address, "unix:", 5) == 0 ? "" : "http://", address, info->name, info->backend,
            (unsigned long long)((base_now_ns() - begin) / 1000000));
     fflush(stdout);
     gw_notify(getenv("NOTIFY_SOCKET"), "READY=1");
@@ -367,7 +393,8 @@ int main(int argc, char **argv)
     }
     base_log_set_level(conf->log_level);
     block_signals(); /* before any thread is made */
-    sem_init(&stop_wanted, 0, 0);
+    base_crash_install();
+    sem_init(&wanted, 0, 0);
     line.argc = argc;
     line.argv = argv;
     run_detached(signal_main, &line);
@@ -381,8 +408,9 @@ int main(int argc, char **argv)
     } else {
         atomic_store(&phase_now, SERVING);
         print_ready(&app, begin);
-        while (sem_wait(&stop_wanted) != 0)
-            ;
+        while (!atomic_load(&stop_wanted))
+            if (sem_wait(&wanted) == 0 && atomic_exchange(&renewal_wanted, false))
+                renew_tls(app.server);
         atomic_store(&app.draining, 1);
         gw_notify(getenv("NOTIFY_SOCKET"), "STOPPING=1");
         drain_ms = conf->server_drain_ms;

@@ -24,7 +24,6 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <netdb.h>
 #include <linux/tcp.h> /* the whole of struct tcp_info; netinet/tcp.h has its first half */
 #include <pthread.h>
 #include <signal.h>
@@ -33,6 +32,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -47,6 +47,7 @@
 #include "gateway/api_error.h"
 #include "gateway/conf.h"
 #include "gateway/inherit.h"
+#include "gateway/listen.h"
 #include "gateway/tls.h"
 
 #define MS_NS UINT64_C(1000000)
@@ -66,22 +67,17 @@
 #define RESET_WINDOW_NS (10000 * MS_NS)
 #define RESET_MAX 200 /* abandoned requests of one peer within the window */
 #define ACCEPT_BATCH 16
-#define LISTEN_BACKLOG 1024
 #define LISTENER_MAX 3
 #define ID_BYTES 12
 
 typedef enum listener_kind { LISTEN_PUBLIC, LISTEN_TLS, LISTEN_ADMIN } listener_kind;
-
-typedef struct listener {
-    int fd; /* -1: off */
-    char address[GW_ADDRESS_MAX];
-} listener;
 
 typedef struct peer {
     struct peer *next, **link;
     gw_loop *loop;
     h2o_socket_t *sock;
     gw_listener listener;
+    SSL_CTX *tls;                  /* a reference; NULL: clear text */
     char remote[INET6_ADDRSTRLEN]; /* "" before the first request */
     struct gw_exchange *exchanges; /* HTTP/1.1 has at most one */
     uint32_t exchange_count;
@@ -149,7 +145,7 @@ struct gw_server {
     gw_server_options options;
     h2o_globalconf_t config;
     SSL_CTX *tls;
-    listener listeners[LISTENER_MAX];
+    gw_listen listeners[LISTENER_MAX];
     gw_loop *loops;
     uint32_t loop_count;
     bool started;
@@ -204,6 +200,7 @@ static void kick(peer *p, const char *reason)
     shut(p, SHUT_RDWR);
 }
 
+/* All zeros for a Unix socket. */
 static struct tcp_info tcp_info_of(peer *p)
 {
     struct tcp_info info;
@@ -211,6 +208,24 @@ static struct tcp_info tcp_info_of(peer *p)
     memset(&info, 0, sizeof info);
     getsockopt(h2o_socket_get_fd(p->sock), IPPROTO_TCP, TCP_INFO, &info, &length);
     return info;
+}
+
+/* Bytes that came, as far as can be told: the kernel counts none for a Unix socket, where what
+ * libh2o has not used up yet moves too, except for parts of an HTTP/2 body. */
+static uint64_t received_of(peer *p)
+{
+    uint64_t received = tcp_info_of(p).tcpi_bytes_received;
+    return received != 0 ? received : p->sock->input->size;
+}
+
+/* Bytes of the write in flight that the client took, or anything else that changes with them. */
+static uint64_t taken_of(peer *p)
+{
+    uint64_t acked = tcp_info_of(p).tcpi_bytes_acked;
+    int queued = 0;
+    if (acked == 0)
+        ioctl(h2o_socket_get_fd(p->sock), TIOCOUTQ, &queued);
+    return acked != 0 ? acked : (uint64_t)queued;
 }
 
 /* ---- exchanges ---- */
@@ -423,7 +438,9 @@ static void remote_text(peer *p)
     const struct sockaddr_in6 *six = (struct sockaddr_in6 *)&address;
     if (h2o_socket_getpeername(p->sock, (struct sockaddr *)&address) == 0)
         return;
-    if (address.ss_family == AF_INET)
+    if (address.ss_family == AF_UNIX)
+        snprintf(p->remote, sizeof p->remote, GW_REMOTE_UNIX);
+    else if (address.ss_family == AF_INET)
         inet_ntop(AF_INET, &four->sin_addr, p->remote, sizeof p->remote);
     else if (IN6_IS_ADDR_V4MAPPED(&six->sin6_addr))
         inet_ntop(AF_INET, six->sin6_addr.s6_addr + 12, p->remote, sizeof p->remote);
@@ -577,6 +594,7 @@ static void on_peer_close(void *data)
     peer *p = data;
     CHECK(p->exchanges == NULL);
     end_upload(p->loop->server, p->upload);
+    SSL_CTX_free(p->tls);
     if (p->loop->next_peer == p)
         p->loop->next_peer = p->next;
     if ((*p->link = p->next) != NULL)
@@ -653,8 +671,12 @@ static void on_accept(h2o_socket_t *sock, const char *err)
         *p = (peer){.loop = loop,
                     .sock = accepted,
                     .listener = kind,
+                    .tls = loop->accept[from].ssl_ctx,
                     .next = loop->peers,
                     .link = &loop->peers};
+        /* libh2o: it borrows the context until the handshake's first bytes have come. */
+        if (p->tls != NULL)
+            SSL_CTX_up_ref(p->tls);
         p->moved_ns = p->boundary_ns = base_now_ns();
         if (p->next != NULL)
             p->next->link = &p->next;
@@ -697,8 +719,7 @@ static void check_exchange(gw_exchange *exchange)
         return;
     /* HTTP/1.1 counts bytes_sent when they are handed over, HTTP/2 when the stream's window lets
      * them go. */
-    uint64_t progress = is_http2(exchange) ? exchange->req->bytes_sent
-                                           : tcp_info_of(exchange->peer).tcpi_bytes_acked;
+    uint64_t progress = is_http2(exchange) ? exchange->req->bytes_sent : taken_of(exchange->peer);
     if (progress != exchange->progress) {
         exchange->progress = progress;
         exchange->progress_ns = loop->now_ns;
@@ -732,7 +753,7 @@ static void measure(peer *p)
     for (const gw_exchange *e = p->exchanges; e != NULL; e = e->next)
         p->waiting += e->pending.length + e->flight.length;
     measure_head(p);
-    uint64_t received = tcp_info_of(p).tcpi_bytes_received;
+    uint64_t received = received_of(p);
     if (received != p->received) {
         p->received = received;
         p->moved_ns = p->loop->now_ns;
@@ -1247,54 +1268,17 @@ void gw_stream_abort(gw_exchange *exchange)
 
 /* ---- the server ---- */
 
-/* `inherited`: a listening socket that is taken in place of the address, -1: none. */
-static base_code bind_listener(listener *l, const char *key, const char *where, int inherited,
-                               base_err *err)
+static base_code open_listener(gw_server *server, listener_kind kind, const char *key,
+                               const char *where, int inherited, base_err *err)
 {
     if (!WHIMBREL_H2O_PATCHED && !gw_conf_is_loopback(where))
         base_log(BASE_LOG_WARN,
                  "transport_unpatched %s=%s text=\"the system's libh2o has known faults that a "
                  "client can use; build with -Dh2o=patched before strangers connect\"",
                  key, where);
-    if (inherited >= 0) {
-        l->fd = inherited;
-        CHECK(gw_socket_address(inherited, l->address));
-        return BASE_OK;
-    }
-    char host[256], port[8];
-    const char *colon = strrchr(where, ':');
-    size_t host_length = colon != NULL ? (size_t)(colon - where) : 0;
-    const char *host_from = where;
-    if (host_length >= 2 && where[0] == '[' && where[host_length - 1] == ']') {
-        host_from++;
-        host_length -= 2;
-    }
-    if (colon == NULL || host_length >= sizeof host || strlen(colon + 1) >= sizeof port)
-        return base_fail_param(err, BASE_INVALID, key, "%s \"%s\" is not ADDR:PORT", key, where);
-    memcpy(host, host_from, host_length);
-    host[host_length] = '\0';
-    snprintf(port, sizeof port, "%s", colon + 1);
-
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV},
-                    *found = NULL;
-    int rc = getaddrinfo(host_length != 0 ? host : NULL, port, &hints, &found);
-    if (rc != 0)
-        return base_fail_param(err, BASE_INVALID, key, "%s \"%s\": %s", key, where,
-                               gai_strerror(rc));
-    base_code code = BASE_OK;
-    int on = 1, fd = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
-        bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, LISTEN_BACKLOG) != 0 ||
-        !gw_socket_address(fd, l->address))
-        code = base_fail_param(err, BASE_IO, key, "%s %s: %s", key, where, strerror(errno));
-    freeaddrinfo(found);
-    if (code != BASE_OK) {
-        if (fd >= 0)
-            close(fd);
-        return code;
-    }
-    l->fd = fd;
-    return BASE_OK;
+    return gw_listen_open(&server->listeners[kind], key, where,
+                          (uint32_t)strtoul(server->conf->server_unix_mode, NULL, 8), inherited,
+                          err);
 }
 
 static uint32_t max_u32(uint32_t a, uint32_t b)
@@ -1326,6 +1310,12 @@ static void create_config(gw_server *server)
     handler->server = server;
     /* libh2o: large bodies would be spilled to a file in /tmp; prompts do not belong there. */
     h2o_socket_buffer_mmap_settings.threshold = SIZE_MAX;
+}
+
+static base_code create_tls(SSL_CTX **out, const struct gw_conf *conf, base_err *err)
+{
+    return gw_tls_create(out, conf->server_tls_cert, conf->server_tls_key,
+                         conf->server_tls_client_ca, err);
 }
 
 base_code gw_server_create(gw_server **out, const gw_server_options *options, base_err *err)
@@ -1366,18 +1356,17 @@ base_code gw_server_create(gw_server **out, const gw_server_options *options, ba
         }
     }
     if (conf->server_tls_listen[0] != '\0' &&
-        (code = gw_tls_create(&server->tls, conf->server_tls_cert, conf->server_tls_key, err)) !=
-            BASE_OK)
+        (code = create_tls(&server->tls, conf, err)) != BASE_OK)
         goto out;
-    if ((code = bind_listener(&server->listeners[LISTEN_PUBLIC], "server.listen",
-                              conf->server_listen, inherited.listen, err)) != BASE_OK)
+    if ((code = open_listener(server, LISTEN_PUBLIC, "server.listen", conf->server_listen,
+                              inherited.listen, err)) != BASE_OK)
         goto out;
     if (conf->server_tls_listen[0] != '\0' &&
-        (code = bind_listener(&server->listeners[LISTEN_TLS], "server.tls_listen",
-                              conf->server_tls_listen, inherited.tls, err)) != BASE_OK)
+        (code = open_listener(server, LISTEN_TLS, "server.tls_listen", conf->server_tls_listen,
+                              inherited.tls, err)) != BASE_OK)
         goto out;
     if (conf->admin_listen[0] != '\0' &&
-        (code = bind_listener(&server->listeners[LISTEN_ADMIN], "admin.listen", conf->admin_listen,
+        (code = open_listener(server, LISTEN_ADMIN, "admin.listen", conf->admin_listen,
                               inherited.admin, err)) != BASE_OK)
         goto out;
     *out = server;
@@ -1404,7 +1393,7 @@ void gw_server_start(gw_server *server)
 
 const char *gw_server_address(const gw_server *server, gw_listener kind)
 {
-    const listener *l =
+    const gw_listen *l =
         &server->listeners[kind == GW_LISTENER_ADMIN ? LISTEN_ADMIN : LISTEN_PUBLIC];
     return l->address[0] != '\0' ? l->address : NULL;
 }
@@ -1458,6 +1447,13 @@ static void run_cut_all(gw_message *message)
     atomic_store(&o->done, true);
 }
 
+static void run_renew_tls(gw_message *message)
+{
+    order *o = (order *)message;
+    o->loop->accept[LISTEN_TLS].ssl_ctx = o->loop->server->tls;
+    atomic_store(&o->done, true);
+}
+
 static void run_quit(gw_message *message)
 {
     order *o = (order *)message;
@@ -1480,6 +1476,20 @@ static void give_order(gw_server *server, void (*run)(gw_message *), uint64_t de
     }
 }
 
+base_code gw_server_renew_tls(gw_server *server, base_err *err)
+{
+    SSL_CTX *fresh, *before = server->tls;
+    if (before == NULL)
+        return BASE_OK;
+    base_code code = create_tls(&fresh, server->conf, err);
+    if (code != BASE_OK)
+        return code;
+    server->tls = fresh;
+    give_order(server, run_renew_tls, 0);
+    SSL_CTX_free(before); /* connections hold theirs */
+    return BASE_OK;
+}
+
 static bool quiet(gw_server *server)
 {
     if (atomic_load_explicit(&server->open_exchanges, memory_order_acquire) != 0 ||
@@ -1492,20 +1502,35 @@ static bool quiet(gw_server *server)
                0;
 }
 
-void gw_server_drain(gw_server *server, uint32_t deadline_ms)
+/* True once it is. */
+static bool wait_quiet(gw_server *server, uint64_t span_ns)
+{
+    uint64_t begin = base_now_ns();
+    while (!quiet(server)) {
+        if (base_now_ns() - begin >= span_ns)
+            return false;
+        sleep_ms(5);
+    }
+    return true;
+}
+
+bool gw_server_drain(gw_server *server, uint32_t deadline_ms)
+{
+    if (!server->started)
+        return true;
+    uint64_t span = deadline_ms * MS_NS;
+    for (size_t i = 0; i < LISTENER_MAX; i++)
+        gw_listen_close(&server->listeners[i]);
+    atomic_store(&server->goaway_pending, server->loop_count);
+    give_order(server, run_drain, base_now_ns() + span / 2);
+    return wait_quiet(server, span);
+}
+
+void gw_server_cut(gw_server *server, uint32_t grace_ms)
 {
     if (!server->started)
         return;
-    uint64_t begin = base_now_ns(), span = deadline_ms * MS_NS;
-    for (size_t i = 0; i < LISTENER_MAX; i++)
-        if (server->listeners[i].fd >= 0) {
-            close(server->listeners[i].fd);
-            server->listeners[i].fd = -1;
-        }
-    atomic_store(&server->goaway_pending, server->loop_count);
-    give_order(server, run_drain, begin + span / 2);
-    while (base_now_ns() - begin < span && !quiet(server))
-        sleep_ms(5);
+    wait_quiet(server, grace_ms * MS_NS);
     give_order(server, run_cut_all, 0);
     for (uint32_t i = 0; i < 100 && atomic_load(&server->open_connections[0]) != 0; i++)
         sleep_ms(5);
@@ -1527,8 +1552,7 @@ void gw_server_destroy(gw_server *server)
         pthread_mutex_destroy(&server->loops[i].post_lock);
     }
     for (size_t i = 0; i < LISTENER_MAX; i++)
-        if (server->listeners[i].fd >= 0)
-            close(server->listeners[i].fd);
+        gw_listen_close(&server->listeners[i]);
     h2o_config_dispose(&server->config);
     SSL_CTX_free(server->tls);
     free(server->loops);

@@ -36,7 +36,8 @@ const char *gw_exchange_body(const gw_exchange *exchange, size_t *length);
 const char *gw_exchange_authority(const gw_exchange *exchange); /* Host or :authority, "" if none */
 const char *gw_exchange_id(
     const gw_exchange *exchange); /* "req_" and 24 hex digits: x-request-id of the answer */
-const char *gw_exchange_remote(const gw_exchange *exchange); /* address text */
+const char *gw_exchange_remote(const gw_exchange *exchange); /* address text, or: */
+#define GW_REMOTE_UNIX "unix"
 gw_listener
 gw_exchange_listener(const gw_exchange *exchange); /* the TLS port is GW_LISTENER_PUBLIC too */
 /* A static text that the exchange carries to `ended`: the route, for the log and the metrics. "" at
@@ -119,9 +120,15 @@ void gw_server_start(gw_server *server);
 const char *gw_server_address(const gw_server *server, gw_listener listener);
 const char *gw_server_tls_address(const gw_server *server); /* as above, of the TLS port */
 uint32_t gw_server_loop_count(const gw_server *server);
-/* Stops accepting, tells clients (GOAWAY, idle HTTP/1.1 connections closed), waits for running
- * exchanges until `deadline_ms`, then closes what is left. Blocks. */
-void gw_server_drain(gw_server *server, uint32_t deadline_ms);
+/* Reads certificate, key and client CA again: connections from now on have the new ones, those that
+ * are open keep theirs. If they do not fit all stays as it is, and `err` names the file. Nothing
+ * without TLS. */
+base_code gw_server_renew_tls(gw_server *server, base_err *err);
+/* Stops accepting, tells clients (GOAWAY, idle HTTP/1.1 connections closed) and waits for running
+ * exchanges until `deadline_ms`; false if some still run. Blocks. */
+bool gw_server_drain(gw_server *server, uint32_t deadline_ms);
+/* After drain: gives what still runs `grace_ms` to end, then closes all. Blocks. */
+void gw_server_cut(gw_server *server, uint32_t grace_ms);
 /* Runs the messages that still wait, then ends the loops; nobody may post from here on. NULL is
  * fine. */
 void gw_server_destroy(gw_server *server);

@@ -235,6 +235,8 @@ static bool is_loopback(const char *remote)
 {
     struct in_addr v4;
     struct in6_addr v6;
+    if (strcmp(remote, GW_REMOTE_UNIX) == 0)
+        return true;
     if (inet_pton(AF_INET, remote, &v4) == 1)
         return (ntohl(v4.s_addr) >> 24) == 127;
     if (inet_pton(AF_INET6, remote, &v6) != 1)

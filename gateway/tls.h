@@ -4,6 +4,8 @@
 
 #include "engine/base/err.h"
 
-/* `cert` is a PEM file with the chain, leaf first; `key` its private key. BASE_IO or BASE_FORMAT
- * name the file. */
-base_code gw_tls_create(SSL_CTX **out, const char *cert, const char *key, base_err *err);
+/* `cert` is a PEM file with the chain, leaf first; `key` its private key. If `client_ca` is not "",
+ * clients must show a certificate that one of those in that PEM file signed. BASE_IO or BASE_FORMAT
+ * name the file. Thread: any. */
+base_code gw_tls_create(SSL_CTX **out, const char *cert, const char *key, const char *client_ca,
+                        base_err *err);

@@ -206,6 +206,7 @@ static void start(const char *const *sets)
 static void stop(void)
 {
     gw_server_drain(server, 200);
+    gw_server_cut(server, 0);
     gw_server_destroy(server);
     gw_conf_destroy(conf);
     cr_expect_leq(handled_count, ended_count, "an exchange did not end");

@@ -76,6 +76,7 @@ static size_t request_block(unsigned char *block, const char *method, const char
 static void *drain_soon(void *arg)
 {
     gw_server_drain(server, 8000);
+    gw_server_cut(server, 0);
     return NULL;
 }
 

@@ -3,6 +3,7 @@
 #include "gateway/inherit.h"
 
 #include <criterion/criterion.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>

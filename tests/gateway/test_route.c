@@ -81,6 +81,7 @@ static int remove_entry(const char *path, const struct stat *status, int type, s
 static void stop(void)
 {
     gw_server_drain(app.server, 500);
+    gw_server_cut(app.server, 0);
     cr_expect(gw_bridge_drain(app.bridge, 5000));
     gw_workers_destroy(app.workers);
     gw_server_destroy(app.server);

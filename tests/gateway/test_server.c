@@ -476,6 +476,7 @@ static void *drain_now(void *arg)
 {
     uint64_t begin = base_now_ns();
     gw_server_drain(server, 5000);
+    gw_server_cut(server, 0);
     return (void *)(uintptr_t)((base_now_ns() - begin) / MS);
 }
 
@@ -529,6 +530,7 @@ Test(server, draining_cuts_what_does_not_end, .timeout = 60)
     cr_assert(within(2000, all_late));
     uint64_t begin = base_now_ns();
     gw_server_drain(server, 300);
+    gw_server_cut(server, 0);
     cr_expect_lt((base_now_ns() - begin) / MS, 1500u);
     cr_expect_eq(gone_count, 3u);
     hang_up(&one);
