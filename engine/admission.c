@@ -5,8 +5,8 @@
 
 #include "engine/base/num.h"
 
-#define BIAS_RATE 0.1
-#define BIAS_MAX 2.0
+#define BIAS_RATE 0.03 /* slow: a queue that fills is passed more than one that is full */
+#define BIAS_MAX 1.5
 #define BIAS_LEAST_NS 1e7 /* a shorter wait says nothing about the others */
 /* A deadline is met if it is met though the wait takes so much longer than told: predictions are
  * off by a quarter at times. */
@@ -116,7 +116,8 @@ static ahead look_ahead(eng_admission *a, const eng_ask *ask)
         }
     }
     out.ns = own;
-    double served = (own + ask->cost_ns) / ask->weight, others = 0;
+    double earned = eng_sched_balance(&a->shares, ask->tenant), others = 0;
+    double served = fmax(own + ask->cost_ns - earned, 0) / ask->weight; /* of a weight */
     uint32_t other_count = 0;
     for (uint32_t i = 0; i < a->waiting; i++) {
         const eng_waiter *w = a->book[i];
@@ -125,7 +126,7 @@ static ahead look_ahead(eng_admission *a, const eng_ask *ask)
             continue;
         other_count++;
         if (share->rounds > 0)
-            others += fmin(share->rounds, served * share->weight);
+            others += fmin(share->rounds, fmax(served * share->weight + share->deficit, 0));
         share->rounds = 0; /* counted */
     }
     double all = 0;

@@ -7,10 +7,10 @@
  *
  * The predicted wait. Ahead of a request stand those of its tenant with a smaller rank, A seconds
  * of machine time; while these and it are served, each other tenant j gets what it has waiting, at
- * most its weight's share: min(B_j, (A + own) * w_j / w), which is what deficit round robin gives.
- * The machine's slots share its time evenly: each of the n that run is over when n times what it
- * still takes has passed, and the next in line takes its slot. What waits came to in truth corrects
- * the next predictions by their mean ratio.
+ * most its weight's share: min(B_j, (A + own) * w_j / w), which is what deficit round robin gives,
+ * but for what each has earned already. The machine's slots share its time evenly: each of the n
+ * that run is over when n times what it still takes has passed, and the next in line takes its
+ * slot. What waits came to in truth corrects the next predictions by their mean ratio.
  *
  * Pure: no clock, no thread; memory is taken by create alone. The owner's lock guards it. */
 #pragma once

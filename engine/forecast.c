@@ -4,8 +4,8 @@
 
 #include "engine/base/num.h"
 
-#define LEVEL_RATE 0.2 /* of the newest step, in the logarithm */
-#define LEVEL_STEP 4.0 /* a step counts as at most so many times what was expected */
+#define LEVEL_RATE 0.1 /* of the newest step, in the logarithm */
+#define LEVEL_STEP 3.0 /* a step counts as at most so many times what was expected */
 #define LEVEL_MAX 16.0f
 #define TOKENS_RATE 0.05f
 #define OUTPUT_RATE 0.05f /* of the newest answer, once there are many */

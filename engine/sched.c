@@ -20,7 +20,7 @@ uint64_t eng_sched_rank(uint64_t arrival_ns, double uncached_ns, bool live, int3
            steps * ENG_SCHED_PRIORITY_NS;
 }
 
-static eng_sched_share *share_of(eng_sched_shares *shares, uint64_t tenant)
+static eng_sched_share *share_of(const eng_sched_shares *shares, uint64_t tenant)
 {
     for (uint32_t i = 0; i < shares->max && shares->shares[i].weight > 0; i++)
         if (shares->shares[i].tenant == tenant)
@@ -112,6 +112,14 @@ void eng_sched_settle(eng_sched_shares *shares, uint64_t tenant, double ns)
     eng_sched_share *share = share_of(shares, tenant);
     if (share != NULL)
         eng_sched_charge(shares, (uint32_t)(share - shares->shares), ns);
+}
+
+double eng_sched_balance(const eng_sched_shares *shares, uint64_t tenant)
+{
+    const eng_sched_share *share = share_of(shares, tenant);
+    if (share == NULL)
+        return 0;
+    return share->waiting > 0 ? share->deficit : fmin(share->deficit, CREDIT_MAX);
 }
 
 /* ---- a step ---- */

@@ -66,6 +66,8 @@ uint32_t eng_sched_pick(eng_sched_shares *shares, const eng_sched_entry *const *
  * to have used so much more (less, if negative) than it was charged. */
 void eng_sched_charge(eng_sched_shares *shares, uint32_t share, double ns);
 void eng_sched_settle(eng_sched_shares *shares, uint64_t tenant, double ns);
+/* What the tenant has earned and not used, below 0 if it owes. */
+double eng_sched_balance(const eng_sched_shares *shares, uint64_t tenant);
 
 /* ---- a step ---- */
 
