@@ -521,7 +521,8 @@ static double error_alone(eng_engine *engine, uint32_t nth)
     return fabs((double)verdict.work_ns - took) / took;
 }
 
-/* The median of ten: this is a real machine, with others on it. */
+/* The median of ten: this is a real machine, with others on it. Who did not follow a machine three
+ * times slower is wrong by two thirds. */
 static double error_of_ten(eng_engine *engine, uint32_t nth)
 {
     double errors[10];
@@ -545,11 +546,11 @@ Test(eng_engine, predictions_follow_an_engine_three_times_slower_within_20_reque
     uint32_t nth = 0;
     for (; nth < 20; nth++)
         error_alone(engine, nth);
-    cr_expect_lt(error_of_ten(engine, nth), 0.25);
+    cr_expect_lt(error_of_ten(engine, nth), 0.4);
     engine->options.slow_step_us = 9000; /* nothing runs: the engine thread is asleep */
     for (; nth < 20 + 20; nth++)
         error_alone(engine, nth);
-    cr_expect_lt(error_of_ten(engine, nth), 0.25);
+    cr_expect_lt(error_of_ten(engine, nth), 0.4);
     check_clean(engine);
     eng_destroy(engine);
 }
@@ -565,7 +566,7 @@ Test(eng_engine, what_cannot_meet_its_clients_deadline_is_not_begun, .timeout = 
     eng_engine *engine = start(&opts);
     run(engine, prompt, 100, 30, 0, &r[0]);
     uint64_t steps = eng_get_stats(engine).steps, now = base_now_ns();
-    eng_request req = request(prompt, 100, 200, 0, &r[1]); /* a second of steps */
+    eng_request req = request(prompt, 100, 300, 0, &r[1]); /* 1.5 s of steps */
     req.deadline_ns = now + 200000000;
     req.deadline_binds = true;
     eng_verdict verdict = ask(engine, &req, BASE_TIMEOUT);
@@ -579,11 +580,11 @@ Test(eng_engine, what_cannot_meet_its_clients_deadline_is_not_begun, .timeout = 
         usleep(1000);
     /* Behind it a short one cannot be in time; without a deadline it is. */
     eng_request late = request(prompt, 100, 10, 0, &r[2]);
-    late.deadline_ns = base_now_ns() + 300000000;
+    late.deadline_ns = base_now_ns() + 800000000;
     late.deadline_binds = true;
     verdict = ask(engine, &late, BASE_TIMEOUT);
     cr_assert_gt(verdict.retry_ns, 0, "a wait would help");
-    cr_assert_gt(verdict.wait_ns, 300000000u);
+    cr_assert_gt(verdict.wait_ns + verdict.work_ns, 600000000u);
     /* The operator's own deadline is nothing to be foreseen: it ends what is late. */
     late = request(prompt, 100, 10, 0, &r[3]);
     late.deadline_ns = base_now_ns() + 50000000;
