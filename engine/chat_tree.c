@@ -326,12 +326,18 @@ static bool blank(const char *text, size_t length)
     return true;
 }
 
+/* A node's own text; where no node has any there is no buffer to point into. */
+static const char *text_of(const chat_tree *tree, const node *n)
+{
+    return n->text_length == 0 ? "" : tree->text.data + n->text_at;
+}
+
 /* A container's opening bracket and its frame. */
 static frame open_container(chat_tree *tree, base_buf *out, const node *n)
 {
     frame f = {.kind = is_list(tree, n) ? FRAME_LIST : FRAME_OBJECT, .next = n->first};
     base_buf_add(out, f.kind == FRAME_LIST ? "[" : "{", 1);
-    const char *text = tree->text.data + n->text_at;
+    const char *text = text_of(tree, n);
     if (f.kind == FRAME_OBJECT && n->text_length > 0 && !blank(text, n->text_length)) {
         base_buf_puts(out, "\"$text\":"); /* text beside child tags is not lost */
         chat_json_string(out, text, n->text_length);
@@ -377,8 +383,7 @@ void chat_tree_write(chat_tree *tree, base_buf *out)
         } else if (n->first >= 0) {
             frames[count++] = open_container(tree, out, n);
         } else {
-            const char *text = n->text_length == 0 ? "" : tree->text.data + n->text_at;
-            chat_schema_convert(tree->schema, leaf_schema(tree, n, in_chain), out, text,
+            chat_schema_convert(tree->schema, leaf_schema(tree, n, in_chain), out, text_of(tree, n),
                                 n->text_length);
         }
         while (count > 0 && (at = take_child(tree, &frames[count - 1])) < 0)
