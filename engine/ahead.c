@@ -32,12 +32,11 @@ base_code eng__ahead_open(eng_engine *engine, base_err *err)
     a->pos = malloc(rows * sizeof *a->pos);
     a->zeros = calloc(rows, sizeof *a->zeros);
     a->pages = malloc((rows / KV_PAGE_TOKENS + 2) * sizeof *a->pages);
-    a->features = malloc(base_max(rows * hidden * taps, 1) * sizeof *a->features);
-    a->x = malloc(rows * hidden * sizeof *a->x);
-    if (a->token == NULL || a->pos == NULL || a->zeros == NULL || a->pages == NULL ||
-        a->features == NULL || a->x == NULL)
+    if (a->token == NULL || a->pos == NULL || a->zeros == NULL || a->pages == NULL)
         return base_fail(err, BASE_NOMEM, "out of memory for rows that run ahead");
-    return BASE_OK;
+    const eng_piece pieces[] = {{&a->x, rows * hidden, sizeof *a->x},
+                                {&a->features, rows * hidden * taps, sizeof *a->features}};
+    return eng_memory_take(&a->memory, eng_model_device(engine->model), pieces, 2, err);
 }
 
 void eng__ahead_close(eng_engine *engine)
@@ -47,8 +46,7 @@ void eng__ahead_close(eng_engine *engine)
     free(a->pos);
     free(a->zeros);
     free(a->pages);
-    free(a->features);
-    free(a->x);
+    eng_memory_free(&a->memory);
 }
 
 void eng__ahead_drop(eng_engine *engine)

@@ -13,6 +13,7 @@
  * A block is always run whole, since its rows depend on one another; only the logits and the chain
  * stop at `length`. Inputs are run in passes of as many blocks as the device's scratch holds. */
 #include "engine/draft.h"
+#include "engine/memory.h"
 #include "engine/model_internal.h"
 #include "engine/sample_internal.h"
 
@@ -43,23 +44,27 @@ struct eng_draft {
     base_arena *arena;
     eng_files *files;
     eng_repack *pack;
+    eng_memory weights, step_memory;
     char fingerprint[33];
 
     kn_weight fc, markov_in, markov_out;
     const float *hidden_norm, *final_norm, *confidence, *confidence_bias;
     draft_layer *layers;
 
-    /* append: [rows_max, …]; propose: [pass_max * block, …] */
+    /* device memory. append: [rows_max, …]; propose: [pass_max * block, …] */
     float *feature; /* hidden */
     float *k, *v;   /* kv_heads * head_dim */
     float *x, *normed, *q, *out;
+    float *logits; /* [block, pass_max, vocab]: packed by step */
+    float *markov; /* [pass_max, markov_rank] */
+    /* where the host reads the last three of propose if memory is not shared, else NULL */
+    float *host_normed, *host_logits, *host_markov;
+    /* propose, per row */
     int32_t *ids, *positions;
-    /* propose, per block of a pass */
+    /* and per block of a pass */
     const uint32_t **pages;
     uint32_t *lo, *hi;
     uint32_t *pick; /* [block * pass_max] rows in the order of the chain: by step, then by block */
-    float *logits;  /* [block, pass_max, vocab]: packed by step */
-    float *markov;  /* [pass_max, markov_rank] */
     int32_t *last;  /* [pass_max] token before the step's */
 };
 
@@ -133,28 +138,34 @@ static void *array(eng_draft *d, size_t count, size_t per_item, size_t size)
 static base_code make_scratch(eng_draft *d, base_err *err)
 {
     const eng_draft_config *c = &d->config;
-    size_t rows = base_max(d->rows_max, (size_t)d->pass_max * c->block),
-           q = (size_t)c->q_heads * c->head_dim, kv = (size_t)c->kv_heads * c->head_dim,
-           hidden = c->hidden;
-    d->feature = array(d, rows, hidden, sizeof(float));
-    d->x = array(d, rows, hidden, sizeof(float));
-    d->normed = array(d, rows, hidden, sizeof(float));
-    d->k = array(d, rows, kv, sizeof(float));
-    d->v = array(d, rows, kv, sizeof(float));
-    d->q = array(d, rows, q, sizeof(float));
-    d->out = array(d, rows, q, sizeof(float));
+    const size_t drafted = (size_t)d->pass_max * c->block, rows = base_max(d->rows_max, drafted),
+                 q = (size_t)c->q_heads * c->head_dim, kv = (size_t)c->kv_heads * c->head_dim;
+    const eng_piece pieces[] = {
+        {&d->feature, rows * c->hidden, sizeof(float)},
+        {&d->x, rows * c->hidden, sizeof(float)},
+        {&d->normed, rows * c->hidden, sizeof(float)},
+        {&d->k, rows * kv, sizeof(float)},
+        {&d->v, rows * kv, sizeof(float)},
+        {&d->q, rows * q, sizeof(float)},
+        {&d->out, rows * q, sizeof(float)},
+        {&d->logits, drafted * c->vocab, sizeof(float)},
+        {&d->markov, (size_t)d->pass_max * c->markov_rank, sizeof(float)},
+    };
+    if (!eng_memory_is_shared(d->device)) {
+        d->host_normed = array(d, drafted, c->hidden, sizeof(float));
+        d->host_logits = array(d, drafted, c->vocab, sizeof(float));
+        d->host_markov = array(d, d->pass_max, c->markov_rank, sizeof(float));
+    }
     d->ids = array(d, rows, 1, sizeof(int32_t));
     d->positions = array(d, rows, 1, sizeof(int32_t));
     d->pages = array(d, d->pass_max, 1, sizeof *d->pages);
     d->lo = array(d, d->pass_max, 1, sizeof(uint32_t));
     d->hi = array(d, d->pass_max, 1, sizeof(uint32_t));
     d->pick = array(d, d->pass_max, c->block, sizeof(uint32_t));
-    d->logits = array(d, (size_t)d->pass_max * c->block, c->vocab, sizeof(float));
-    d->markov = array(d, d->pass_max, c->markov_rank, sizeof(float));
     d->last = array(d, d->pass_max, 1, sizeof(int32_t));
-    return base_arena_failed(d->arena)
-               ? base_fail(err, BASE_NOMEM, "no memory for %u draft blocks", d->pass_max)
-               : BASE_OK;
+    if (base_arena_failed(d->arena))
+        return base_fail(err, BASE_NOMEM, "no memory for %u draft blocks", d->pass_max);
+    return eng_memory_take(&d->step_memory, d->device, pieces, sizeof pieces / sizeof *pieces, err);
 }
 
 static base_code make_fingerprint(eng_draft *d, base_err *err)
@@ -210,7 +221,9 @@ static base_code load(eng_draft *d, const eng_model *model, const char *dir, uin
         code = eng_repack__create(&d->pack, binder.packable, binder.packable_count, &kept,
                                   d->device, err);
     }
-    if (code == BASE_OK && d->pack != NULL)
+    if (code == BASE_OK)
+        code = eng_memory_move(&d->weights, d->device, binder.bound, binder.bound_count, err);
+    if (code == BASE_OK && (d->pack != NULL || d->weights.block != NULL))
         eng_files__release(d->files);
     eng_binder__deinit(&binder);
     return code == BASE_OK ? make_scratch(d, err) : code;
@@ -238,6 +251,8 @@ void eng_draft_destroy(eng_draft *draft)
 {
     if (draft == NULL)
         return;
+    eng_memory_free(&draft->step_memory);
+    eng_memory_free(&draft->weights);
     eng_repack__destroy(draft->pack);
     eng_files_close(draft->files);
     base_arena_destroy(draft->arena);
@@ -366,7 +381,7 @@ static void run_blocks(eng_draft *d, const kn_kv *kv, const eng_draft_input *inp
 typedef struct pick_job {
     eng_draft *draft;
     const eng_draft_input *inputs;
-    const float *logits; /* [inputs, vocab] of this step */
+    float *logits; /* [inputs, vocab] of this step, where the host reads them */
     uint32_t step;
 } pick_job;
 
@@ -402,25 +417,32 @@ static void run_pass(eng_draft *d, const kn_kv *kv, const eng_draft_input *input
     const eng_draft_config *c = &d->config;
     kn_device *device = d->device;
     const kn_ops *ops = device->ops;
+    const float *normed = NULL;
     run_blocks(d, kv, inputs, count);
     for (uint32_t step = 0; step < length; step++)
         for (uint32_t i = 0; i < count; i++)
             d->pick[step * count + i] = i * c->block + step;
     ops->head(device, d->logits, d->x, d->final_norm, d->head, d->pick, length * count, c->hidden,
               c->eps);
-    if (c->confidence)
+    if (c->confidence) {
         ops->norm(device, d->normed, d->x, d->final_norm, count * c->block, c->hidden, c->eps);
+        normed = eng_memory_read(device, d->host_normed, d->normed,
+                                 (size_t)count * c->block * c->hidden * sizeof *normed);
+    }
     for (uint32_t i = 0; i < count; i++)
         d->last[i] = inputs[i].anchor;
     for (uint32_t step = 0; step < length; step++) {
         pick_job job = {.draft = d, .inputs = inputs, .step = step};
-        float *logits = d->logits + (size_t)step * count * c->vocab;
-        job.logits = logits;
+        const size_t values = (size_t)count * c->vocab, at = step * values;
         ops->embed(device, d->markov, &d->markov_in, d->last, count);
-        ops->linear(device, logits, d->markov, &d->markov_out, count, true);
+        ops->linear(device, d->logits + at, d->markov, &d->markov_out, count, true);
+        job.logits = eng_memory_read(device, d->host_logits != NULL ? d->host_logits + at : NULL,
+                                     d->logits + at, values * sizeof(float));
+        const float *markov = eng_memory_read(device, d->host_markov, d->markov,
+                                              (size_t)count * c->markov_rank * sizeof *markov);
         for (uint32_t i = 0; i < count; i++)
             if (inputs[i].mask != NULL)
-                eng_sample__mask(logits + (size_t)i * c->vocab, inputs[i].mask_vocab,
+                eng_sample__mask(job.logits + (size_t)i * c->vocab, inputs[i].mask_vocab,
                                  inputs[i].mask(inputs[i].mask_ctx, step > 0 ? d->last[i] : -1));
         if (count > 1)
             kn_device_parallel(device, pick_one, &job, count);
@@ -429,8 +451,8 @@ static void run_pass(eng_draft *d, const kn_kv *kv, const eng_draft_input *input
         for (uint32_t i = 0; i < count; i++) {
             tokens[i * c->block + step] = d->last[i];
             confidence[i * c->block + step] =
-                confidence_of(d, d->normed + (size_t)(i * c->block + step) * c->hidden,
-                              d->markov + (size_t)i * c->markov_rank);
+                confidence_of(d, normed + (size_t)(i * c->block + step) * c->hidden,
+                              markov + (size_t)i * c->markov_rank);
         }
     }
 }
@@ -449,5 +471,5 @@ void eng_draft_propose(eng_draft *draft, kn_kv *kv, const eng_draft_input *input
 
 const float *eng_draft_last_logits(const eng_draft *draft)
 {
-    return draft->logits;
+    return draft->host_logits != NULL ? draft->host_logits : draft->logits;
 }

@@ -24,7 +24,7 @@ uint32_t eng_draft_features(const eng_draft *draft,
                             const uint32_t **layers); /* feature layers and their count */
 kn_kv_shape eng_draft_kv_shape(const eng_draft *draft, uint32_t page_count);
 
-/* Context K/V of rows just run, from their features [rows, count * hidden]. */
+/* Context K/V of rows just run, from their features [rows, count * hidden], device memory. */
 void eng_draft_append(eng_draft *draft, kn_kv *kv, const kn_rows *rows, const float *features);
 
 typedef struct eng_draft_input {

@@ -621,14 +621,17 @@ static base_code make_step_memory(eng_engine *engine, base_err *err)
                 (engine->cancels_taken.ids = calloc(64, sizeof(uint64_t))) != NULL;
     if (good && features > 0)
         good =
-            (engine->features =
-                 calloc((size_t)rows * features * engine->config->hidden, sizeof(float))) != NULL &&
             (engine->draft_inputs = calloc(seqs, sizeof *engine->draft_inputs)) != NULL &&
             (engine->draft_tokens = calloc(seqs * block, sizeof *engine->draft_tokens)) != NULL &&
             (engine->draft_confidence = calloc(seqs * block, sizeof *engine->draft_confidence)) !=
                 NULL;
     base_buf_init(&engine->part_text, 0);
-    return good ? BASE_OK : base_fail(err, BASE_NOMEM, "out of memory for a step of %u rows", rows);
+    if (!good)
+        return base_fail(err, BASE_NOMEM, "out of memory for a step of %u rows", rows);
+    const eng_piece piece = {&engine->features, rows * features * engine->config->hidden,
+                             sizeof *engine->features};
+    return eng_memory_take(&engine->feature_memory, eng_model_device(engine->model), &piece, 1,
+                           err);
 }
 
 static void fill_info(eng_engine *engine)
@@ -639,9 +642,11 @@ static void fill_info(eng_engine *engine)
     info->kv = engine->options.kv;
     snprintf(info->fingerprint, sizeof info->fingerprint, "%s",
              eng_model_fingerprint(engine->model));
-    snprintf(info->numerics, sizeof info->numerics, "cpu-%d", KN_CPU_REDUCTION);
-    if (strcmp(info->backend, "cpu-ref") == 0)
-        snprintf(info->numerics, sizeof info->numerics, "cpu-ref");
+    /* The plain formula adds up in another order than what the cpu's version names. */
+    snprintf(info->numerics, sizeof info->numerics, "%s",
+             strcmp(info->backend, "cpu-ref") == 0
+                 ? "cpu-ref"
+                 : eng_model_device(engine->model)->backend->numerics);
     snprintf(info->template_id, sizeof info->template_id, "%s", eng_codec_digest(engine->codec));
     if (engine->options.null) {
         info->backend = "null";
@@ -697,7 +702,8 @@ base_code eng_create(eng_engine **out, const eng_options *options, base_err *err
     pthread_condattr_destroy(&monotonic);
     pthread_cond_init(&engine->ordered, NULL);
     eng_spec_init(&engine->spec, options->draft_tokens > 0 ? (uint32_t)options->draft_tokens : 0);
-    eng_model_options model = {.variant = options->variant,
+    eng_model_options model = {.backend = options->kernels,
+                               .variant = options->variant,
                                .kv = options->kv,
                                .threads = options->threads,
                                .rows_max = options->step_rows_max,
@@ -760,6 +766,7 @@ void eng_destroy(eng_engine *engine)
     kv_pool_destroy(engine->pool);
     kn_kv_destroy(engine->draft_kv);
     kn_kv_destroy(engine->kv);
+    eng_memory_free(&engine->feature_memory);
     eng_draft_destroy(engine->draft);
     eng_vocab_destroy(engine->vocab);
     eng_codec_destroy(engine->codec);
@@ -782,7 +789,6 @@ void eng_destroy(eng_engine *engine)
     free(engine->pick_start);
     free(engine->row_pages);
     free(engine->logits);
-    free(engine->features);
     free(engine->scores);
     free(engine->scratch);
     free(engine->draft_inputs);

@@ -371,6 +371,7 @@ typedef struct eng_options {
     uint32_t disk_group_bytes;         /* least that is read at a time; 0: the store's own */
     uint32_t disk_readers;             /* threads that read; 0: the store's own */
     const struct kv_store_io *disk_io; /* the disk's calls; NULL: the system's */
+    const struct kn_backend *kernels;  /* instead of `backend`'s; NULL: that */
 } eng_options;
 
 typedef struct eng_info {

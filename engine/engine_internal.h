@@ -12,6 +12,7 @@
 #include "engine/copy.h"
 #include "engine/draft.h"
 #include "engine/engine.h"
+#include "engine/memory.h"
 #include "engine/model.h"
 #include "engine/past.h"
 #include "engine/sample.h"
@@ -115,11 +116,12 @@ typedef struct eng_ahead {
     uint32_t *pages;          /* page_count of them behind those, held */
     uint32_t page_count;
     kn_rows batch;
-    /* [step_rows_max] each; x NULL: nothing is ever run ahead */
+    /* [step_rows_max] each */
     int32_t *token, *pos;
     uint32_t *zeros;
     const uint32_t *table[1];
-    float *x, *features;
+    eng_memory memory;   /* of the next two */
+    float *x, *features; /* [step_rows_max, …] */
 } eng_ahead;
 
 /* The disk tier, see tier.c. */
@@ -185,7 +187,8 @@ struct eng_engine {
     int32_t *row_token, *row_pos;
     uint32_t *row_seq, *pick, *pick_start;
     const uint32_t **row_pages;
-    float *logits, *features;
+    float *logits, *features; /* features: device memory */
+    eng_memory feature_memory;
     void *scratch;
     uint32_t picks_max;
     eng_draft_input *draft_inputs;

@@ -32,19 +32,27 @@ struct eng_model {
     base_arena *arena;
     eng_files *files;
     eng_m3 m3;
+    eng_piece *bound; /* in the arena */
+    uint32_t bound_count;
     char *packed; /* options.packed */
     uint64_t packed_bytes_max;
     kn_weight **packable;
     uint32_t packable_count;
     eng_repack *pack;
     kn_device *device;
+    eng_memory weights, rope_memory, step_memory;
     kn_rope rope;
     eng_m3_scratch scratch;
+    float *logits; /* [HEAD_ROWS, vocab] where the caller's are not the device's */
     kv_plane *planes;
     kv_layout layout;
     eng_model_probe probe;
     bool has_probe;
+    uint32_t probe_rows; /* of the step that it looks at */
+    eng_m3_scratch room; /* what it is shown, where memory is not shared; in room.x's block */
 };
+
+#define HEAD_ROWS 256u /* whose logits are on their way to the host at a time */
 
 /* ---- binding ---- */
 
@@ -148,10 +156,10 @@ static const void *aligned(eng_binder *b, const eng_tensor *t, size_t align)
 }
 
 /* An array that operations read; every one comes from a tensor of its own. */
-static void note_bound(eng_binder *b, const void **at, size_t bytes)
+static void note_bound(eng_binder *b, const void *at, size_t bytes)
 {
     CHECK(b->bound_count < eng_files_count(b->files));
-    b->bound[b->bound_count++] = (eng_bound){.at = at, .bytes = bytes};
+    b->bound[b->bound_count++] = (eng_piece){.at = (void *)at, .count = bytes, .size = 1};
 }
 
 static void bind_nvfp4(eng_binder *b, kn_weight *out, const char *name, const eng_tensor *packed)
@@ -304,8 +312,7 @@ void eng_binder__floats(eng_binder *binder, const float **out, uint32_t rows, ui
     va_end(args);
     *out = bind_floats(binder, rows, cols, name);
     if (*out != NULL)
-        note_bound(binder, (const void **)out,
-                   (size_t)(rows > 0 ? rows : 1) * cols * sizeof(float));
+        note_bound(binder, out, (size_t)(rows > 0 ? rows : 1) * cols * sizeof(float));
 }
 
 const float *eng_binder__host_floats(eng_binder *binder, uint32_t rows, uint32_t cols,
@@ -345,10 +352,12 @@ base_code eng_binder__finish(eng_binder *binder)
 typedef struct rope_job {
     float *cos, *sin;
     const float *inverse; /* [half] */
-    uint32_t half, count;
+    uint32_t half;
+    uint32_t first, count; /* positions */
 } rope_job;
 
 #define ROPE_PIECE 1024u
+#define ROPE_PIECES 32u /* at a time */
 
 static void fill_rope(void *ctx, uint32_t piece)
 {
@@ -358,39 +367,48 @@ static void fill_rope(void *ctx, uint32_t piece)
         for (uint32_t i = 0; i < job->half; i++) {
             /* The angle is a product in float, as in the engines that the models were trained with:
              * off by up to 0.03 rad near position 10^6, and that error is part of the model. */
-            float angle = (float)p * job->inverse[i];
+            float angle = (float)(job->first + p) * job->inverse[i];
             job->cos[(size_t)p * job->half + i] = (float)cos((double)angle);
             job->sin[(size_t)p * job->half + i] = (float)sin((double)angle);
         }
 }
 
-base_code eng_rope__create(kn_rope *out, kn_device *device, uint32_t rotary_dim, float theta,
-                           uint32_t count, base_err *err)
+base_code eng_rope__create(kn_rope *out, eng_memory *memory, kn_device *device, uint32_t rotary_dim,
+                           float theta, uint32_t count, base_err *err)
 {
-    uint32_t half = rotary_dim / 2;
-    size_t values = (size_t)count * half;
-    float inverse[256];
+    const uint32_t half = rotary_dim / 2, most = ROPE_PIECES * ROPE_PIECE;
+    const size_t row = half * sizeof(float);
+    float inverse[256], *cos, *sin;
     *out = (kn_rope){.rotary_dim = rotary_dim};
+    *memory = (eng_memory){0};
     if (half == 0)
         return BASE_OK;
     CHECK(half <= sizeof inverse / sizeof *inverse);
-    float *table = malloc(values * 2 * sizeof *table);
-    if (table == NULL)
+    float *room = malloc(base_min(count, most) * row * 2);
+    if (room == NULL)
         return base_fail(err, BASE_NOMEM, "no memory for rotary angles of %u positions", count);
+    const eng_piece pieces[] = {{&cos, count, row}, {&sin, count, row}};
+    base_code code = eng_memory_take(memory, device, pieces, 2, err);
     for (uint32_t i = 0; i < half; i++)
         inverse[i] = (float)pow((double)theta, -2.0 * i / rotary_dim);
-    rope_job job = {
-        .cos = table, .sin = table + values, .inverse = inverse, .half = half, .count = count};
-    kn_device_parallel(device, fill_rope, &job, (count + ROPE_PIECE - 1) / ROPE_PIECE);
-    out->cos = job.cos;
-    out->sin = job.sin;
-    return BASE_OK;
-}
-
-void eng_rope__destroy(kn_rope *rope)
-{
-    free((void *)rope->cos); /* sin lies behind it */
-    *rope = (kn_rope){0};
+    for (uint32_t first = 0; code == BASE_OK && first < count; first += most) {
+        const uint32_t n = (uint32_t)base_min(most, count - first);
+        rope_job job = {.cos = room,
+                        .sin = room + (size_t)n * half,
+                        .inverse = inverse,
+                        .half = half,
+                        .first = first,
+                        .count = n};
+        kn_device_parallel(device, fill_rope, &job, (n + ROPE_PIECE - 1) / ROPE_PIECE);
+        device->backend->upload(device, cos + (size_t)first * half, job.cos, n * row);
+        device->backend->upload(device, sin + (size_t)first * half, job.sin, n * row);
+    }
+    free(room);
+    if (code == BASE_OK) {
+        out->cos = cos;
+        out->sin = sin;
+    }
+    return code;
 }
 
 /* ---- fingerprint ---- */
@@ -518,28 +536,24 @@ static uint32_t width_of(const eng_model_config *c)
     return (uint32_t)width;
 }
 
-static void *step_array(eng_model *m, size_t per_row, size_t size)
-{
-    return per_row > 0 ? base_arena_calloc(m->arena, (size_t)m->rows_max * per_row, size) : NULL;
-}
-
 static base_code make_scratch(eng_model *m, base_err *err)
 {
     const eng_model_config *c = &m->file.model;
-    size_t q = (size_t)c->q_heads * c->head_dim, index_q = (size_t)c->index_heads * c->index_dim;
-    m->scratch = (eng_m3_scratch){
-        .x = step_array(m, c->hidden, sizeof(float)),
-        .q = step_array(m, q, sizeof(float)),
-        .out = step_array(m, q, sizeof(float)),
-        .index_q = step_array(m, index_q, sizeof(float)),
-        .blocks = step_array(m, (size_t)c->index_heads * c->topk_blocks, sizeof(int32_t)),
-        .margin = step_array(m, c->index_heads, sizeof(float)),
-        .route_ids = step_array(m, c->experts_topk, sizeof(int32_t)),
-        .route_weights = step_array(m, c->experts_topk, sizeof(float)),
+    const size_t rows = m->rows_max, q = (size_t)c->q_heads * c->head_dim;
+    eng_m3_scratch *s = &m->scratch;
+    const eng_piece pieces[] = {
+        {&s->x, rows * c->hidden, sizeof(float)},
+        {&s->q, rows * q, sizeof(float)},
+        {&s->out, rows * q, sizeof(float)},
+        {&s->index_q, rows * c->index_heads * c->index_dim, sizeof(float)},
+        {&s->blocks, rows * c->index_heads * c->topk_blocks, sizeof(int32_t)},
+        {&s->margin, rows * c->index_heads, sizeof(float)},
+        {&s->route_ids, rows * c->experts_topk, sizeof(int32_t)},
+        {&s->route_weights, rows * c->experts_topk, sizeof(float)},
+        {&m->logits, eng_memory_is_shared(m->device) ? 0 : base_min(rows, HEAD_ROWS),
+         c->vocab * sizeof(float)},
     };
-    return base_arena_failed(m->arena)
-               ? base_fail(err, BASE_NOMEM, "no memory for steps of %u rows", m->rows_max)
-               : BASE_OK;
+    return eng_memory_take(&m->step_memory, m->device, pieces, sizeof pieces / sizeof *pieces, err);
 }
 
 /* Record order: layer by layer K heads, V heads, index. */
@@ -599,6 +613,8 @@ static base_code load_tensors(eng_model *m, base_err *err)
         code = eng_binder__finish(&binder);
     m->packable = binder.packable;
     m->packable_count = binder.packable_count;
+    m->bound = binder.bound;
+    m->bound_count = binder.bound_count;
     eng_binder__deinit(&binder);
     return code;
 }
@@ -646,7 +662,8 @@ static base_code load(eng_model *m, const char *spec, const eng_model_options *o
     if (code == BASE_OK)
         code = make_fingerprint(m, err);
     if (code == BASE_OK) {
-        kn_device_options device = {.variant = options->variant != NULL ? options->variant : "auto",
+        kn_device_options device = {.backend = options->backend,
+                                    .variant = options->variant != NULL ? options->variant : "auto",
                                     .threads = options->threads,
                                     .rows_max = m->rows_max,
                                     .width_max = m->width_max,
@@ -657,10 +674,12 @@ static base_code load(eng_model *m, const char *spec, const eng_model_options *o
         const eng_repack_options kept = eng_model__packed(m, "target", m->fingerprint, m->files);
         code = eng_repack__create(&m->pack, m->packable, m->packable_count, &kept, m->device, err);
     }
-    if (code == BASE_OK && m->pack != NULL)
+    if (code == BASE_OK)
+        code = eng_memory_move(&m->weights, m->device, m->bound, m->bound_count, err);
+    if (code == BASE_OK && (m->pack != NULL || m->weights.block != NULL))
         eng_files__release(m->files);
     if (code == BASE_OK)
-        code = eng_rope__create(&m->rope, m->device, m->file.model.rotary_dim,
+        code = eng_rope__create(&m->rope, &m->rope_memory, m->device, m->file.model.rotary_dim,
                                 m->file.model.rope_theta, m->context_max + ENG_ROPE_SLACK, err);
     if (code == BASE_OK)
         code = make_scratch(m, err);
@@ -696,13 +715,16 @@ void eng_model_destroy(eng_model *model)
 {
     if (model == NULL)
         return;
-    eng_rope__destroy(&model->rope);
+    eng_memory_free(&model->step_memory);
+    eng_memory_free(&model->rope_memory);
+    eng_memory_free(&model->weights);
     kn_device_destroy(model->device);
     eng_repack__destroy(model->pack);
     eng_files_close(model->files);
     base_arena_destroy(model->arena);
     free(model->planes);
     free(model->packed);
+    free(model->room.x);
     if (model->tokenizer_fd >= 0)
         close(model->tokenizer_fd);
     free(model->dir);
@@ -802,19 +824,97 @@ const eng_files *eng_model__files(const eng_model *model)
 
 /* ---- a step ---- */
 
+/* Names the graph of these layers: what of a step is neither its rows nor the model's own. */
+static uint64_t graph_key(const float *x, uint32_t first, uint32_t end,
+                          const uint32_t *feature_layers, uint32_t feature_count,
+                          const float *features)
+{
+    struct {
+        const float *x, *features;
+        uint32_t first, end, count, layers[ENG_FEATURES_MAX];
+    } key;
+    CHECK(feature_count <= ENG_FEATURES_MAX);
+    memset(&key, 0, sizeof key);
+    key.x = x;
+    key.features = features;
+    key.first = first;
+    key.end = end;
+    key.count = feature_count;
+    for (uint32_t i = 0; i < feature_count; i++)
+        key.layers[i] = feature_layers[i];
+    return XXH3_64bits(&key, sizeof key);
+}
+
+static void run_layers(eng_model *m, const eng_m3_scratch *scratch, kn_kv *kv, const kn_rows *rows,
+                       uint32_t first, uint32_t end, const uint32_t *feature_layers,
+                       uint32_t feature_count, float *features, const eng_model_probe *probe)
+{
+    const kn_backend *backend = m->device->backend;
+    if (features == NULL)
+        feature_count = 0;
+    CHECK(rows->rows >= 1);
+    CHECK(rows->rows <= m->rows_max);
+    backend->rows_begin(m->device, rows);
+    /* A probe reads between the operations, which a graph does not allow. */
+    if (probe == NULL &&
+        !backend->graph_begin(
+            m->device, graph_key(scratch->x, first, end, feature_layers, feature_count, features)))
+        return;
+    eng_m3__layers(&m->m3, &m->file.model, m->device, &m->rope, scratch, kv, rows, first, end,
+                   feature_layers, feature_count, features, probe);
+    if (probe == NULL)
+        backend->graph_end(m->device);
+}
+
+/* Shows the caller's probe a layer where the host can read it. */
+static void show_layer(void *ctx, uint32_t layer, const float *x, const int32_t *blocks,
+                       const float *margin, const int32_t *route_ids, const float *route_weights)
+{
+    const eng_model *m = ctx;
+    const eng_model_config *c = &m->file.model;
+    const eng_m3_scratch *room = &m->room;
+    const size_t rows = m->probe_rows, heads = rows * c->index_heads,
+                 routes = rows * c->experts_topk;
+    x = eng_memory_read(m->device, room->x, x, rows * c->hidden * sizeof *x);
+    if (blocks != NULL) {
+        blocks = eng_memory_read(m->device, room->blocks, blocks,
+                                 heads * c->topk_blocks * sizeof *blocks);
+        margin = eng_memory_read(m->device, room->margin, margin, heads * sizeof *margin);
+    }
+    if (route_ids != NULL) {
+        route_ids =
+            eng_memory_read(m->device, room->route_ids, route_ids, routes * sizeof *route_ids);
+        route_weights = eng_memory_read(m->device, room->route_weights, route_weights,
+                                        routes * sizeof *route_weights);
+    }
+    m->probe.layer(m->probe.ctx, layer, x, blocks, margin, route_ids, route_weights);
+}
+
+static void run_head(eng_model *m, const uint32_t *pick, uint32_t picks, float *logits)
+{
+    const eng_model_config *c = &m->file.model;
+    if (m->logits == NULL) {
+        eng_m3__head(&m->m3, c, m->device, &m->scratch, pick, picks, logits);
+        return;
+    }
+    for (uint32_t at = 0, n; at < picks; at += n) {
+        n = (uint32_t)base_min(picks - at, base_min(m->rows_max, HEAD_ROWS));
+        eng_m3__head(&m->m3, c, m->device, &m->scratch, pick + at, n, m->logits);
+        m->device->backend->download(m->device, logits + (size_t)at * c->vocab, m->logits,
+                                     (size_t)n * c->vocab * sizeof *logits);
+    }
+}
+
 void eng_model_forward(eng_model *model, kn_kv *kv, const kn_rows *rows, const uint32_t *pick,
                        uint32_t picks, float *logits, const uint32_t *feature_layers,
                        uint32_t feature_count, float *features)
 {
+    const eng_model_probe show = {.layer = show_layer, .ctx = model};
     DCHECK(base_thread_is(BASE_THREAD_ENGINE));
-    CHECK(rows->rows >= 1);
-    CHECK(rows->rows <= model->rows_max);
-    eng_m3__layers(&model->m3, &model->file.model, model->device, &model->rope, &model->scratch, kv,
-                   rows, 0, model->file.model.layers, feature_layers,
-                   features != NULL ? feature_count : 0, features,
-                   model->has_probe ? &model->probe : NULL);
-    eng_m3__head(&model->m3, &model->file.model, model->device, &model->scratch, pick, picks,
-                 logits);
+    model->probe_rows = rows->rows;
+    run_layers(model, &model->scratch, kv, rows, 0, model->file.model.layers, feature_layers,
+               feature_count, features, model->has_probe ? &show : NULL);
+    run_head(model, pick, picks, logits);
 }
 
 void eng_model_forward_layers(eng_model *model, kn_kv *kv, const kn_rows *rows, float *x,
@@ -822,19 +922,36 @@ void eng_model_forward_layers(eng_model *model, kn_kv *kv, const kn_rows *rows, 
                               uint32_t feature_count, float *features)
 {
     DCHECK(base_thread_is(BASE_THREAD_ENGINE));
-    CHECK(rows->rows >= 1);
-    CHECK(rows->rows <= model->rows_max);
     CHECK(end <= model->file.model.layers);
     eng_m3_scratch scratch = model->scratch;
     scratch.x = x;
-    eng_m3__layers(&model->m3, &model->file.model, model->device, &model->rope, &scratch, kv, rows,
-                   first, end, feature_layers, features != NULL ? feature_count : 0, features,
-                   NULL);
+    run_layers(model, &scratch, kv, rows, first, end, feature_layers, feature_count, features,
+               NULL);
 }
 
-void eng_model_set_probe(eng_model *model, const eng_model_probe *probe)
+/* Room on the host for one step of what a probe sees, in one block that begins with x. */
+static base_code make_room(eng_model *m, base_err *err)
 {
-    model->has_probe = probe != NULL;
-    if (probe != NULL)
+    const eng_model_config *c = &m->file.model;
+    const size_t rows = m->rows_max, x = rows * c->hidden, heads = rows * c->index_heads,
+                 routes = rows * c->experts_topk;
+    if (m->room.x != NULL || eng_memory_is_shared(m->device))
+        return BASE_OK;
+    float *block = calloc(x + heads * (c->topk_blocks + 1) + 2 * routes, sizeof *block);
+    if (block == NULL)
+        return base_fail(err, BASE_NOMEM, "no memory to look at steps of %u rows", m->rows_max);
+    m->room = (eng_m3_scratch){.x = block, .margin = block + x};
+    m->room.route_weights = m->room.margin + heads;
+    m->room.route_ids = (int32_t *)(m->room.route_weights + routes);
+    m->room.blocks = m->room.route_ids + routes;
+    return BASE_OK;
+}
+
+base_code eng_model_set_probe(eng_model *model, const eng_model_probe *probe, base_err *err)
+{
+    base_code code = probe != NULL ? make_room(model, err) : BASE_OK;
+    model->has_probe = probe != NULL && code == BASE_OK;
+    if (model->has_probe)
         model->probe = *probe;
+    return code;
 }

@@ -12,8 +12,9 @@
 typedef struct eng_model eng_model;
 
 typedef struct eng_model_options {
-    const char *variant;
-    const char *kv; /* "nvfp4" | "fp8" | "bf16" | "f32" */
+    const kn_backend *backend; /* NULL: the cpu's */
+    const char *variant;       /* of the cpu */
+    const char *kv;            /* "nvfp4" | "fp8" | "bf16" | "f32" */
     uint32_t threads, rows_max, context_max;
     const char *packed;        /* folder that keeps repacked weights; NULL: none */
     uint64_t packed_bytes_max; /* of a part, target or draft; larger ones are not kept */
@@ -57,24 +58,26 @@ const kn_weight *eng_model_embedding(const eng_model *model);
 const kn_weight *eng_model_head(const eng_model *model);
 const kn_rope *eng_model_rope(const eng_model *model);
 
-/* One step. logits [picks, vocab] of the rows listed in pick. `features`, if not NULL, gets [rows,
- * feature_count * hidden]: the residual stream after the layers in feature_layers (ascending),
- * concatenated. No allocation. rows->rows <= rows_max. */
+/* One step. logits [picks, vocab], on the host, of the rows listed in pick. `features`, if not
+ * NULL, device memory, gets [rows, feature_count * hidden]: the residual stream after the layers in
+ * feature_layers (ascending), concatenated. No allocation. rows->rows <= rows_max. */
 void eng_model_forward(eng_model *model, kn_kv *kv, const kn_rows *rows, const uint32_t *pick,
                        uint32_t picks, float *logits, const uint32_t *feature_layers,
                        uint32_t feature_count, float *features);
 
 /* Layers [first, end) of a step that is run in parts, others' steps between them: `x` [rows,
- * hidden] is the caller's and goes from one part to the next; layer 0 begins it. No logits. */
+ * hidden], device memory, is the caller's and goes from one part to the next; layer 0 begins it. No
+ * logits. */
 void eng_model_forward_layers(eng_model *model, kn_kv *kv, const kn_rows *rows, float *x,
                               uint32_t first, uint32_t end, const uint32_t *feature_layers,
                               uint32_t feature_count, float *features);
 
 /* ---- inspection, for tests and tools: called after each layer with its residual stream, selection
- * and routes ---- */
+ * and routes, where the host can read them until it returns ---- */
 typedef struct eng_model_probe {
     void (*layer)(void *ctx, uint32_t layer, const float *x, const int32_t *blocks,
                   const float *margin, const int32_t *route_ids, const float *route_weights);
     void *ctx;
 } eng_model_probe;
-void eng_model_set_probe(eng_model *model, const eng_model_probe *probe); /* NULL: off */
+/* NULL: off. Fails: BASE_NOMEM, where what it sees has to be copied. */
+base_code eng_model_set_probe(eng_model *model, const eng_model_probe *probe, base_err *err);

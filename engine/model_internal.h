@@ -7,6 +7,7 @@
 #include <xxhash.h>
 
 #include "engine/base/arena.h"
+#include "engine/memory.h"
 #include "engine/model.h"
 #include "engine/weights.h"
 
@@ -57,12 +58,6 @@ base_code eng_config__read_draft(eng_draft_config *out, const char *dir,
 
 /* ---- model.c: binding ---- */
 
-/* An array that operations read, which `at` points to. */
-typedef struct eng_bound {
-    const void **at;
-    size_t bytes;
-} eng_bound;
-
 /* Takes tensors out of a set of files; what nobody took is an error at the end. */
 typedef struct eng_binder {
     const eng_files *files;
@@ -70,7 +65,7 @@ typedef struct eng_binder {
     uint8_t *taken;       /* [count] */
     kn_weight **packable; /* in the arena: the matrices that kn_pack has a form for */
     uint32_t packable_count;
-    eng_bound *bound; /* in the arena: what a device with memory of its own needs there */
+    eng_piece *bound; /* in the arena: the arrays that operations read */
     uint32_t bound_count;
     base_err *err;
     base_code code; /* the first failure; later calls do nothing */
@@ -122,11 +117,9 @@ eng_repack_options eng_model__packed(const eng_model *model, const char *part,
                                      const char *fingerprint, const eng_files *files);
 eng_repack *eng_model__repack(const eng_model *model); /* NULL: none */
 
-/* A weight that owns no memory of the model; for tests and the drafter: cos and sin for positions <
- * count. */
-base_code eng_rope__create(kn_rope *out, kn_device *device, uint32_t rotary_dim, float theta,
-                           uint32_t count, base_err *err);
-void eng_rope__destroy(kn_rope *rope);
+/* cos and sin for positions < count, in `memory`, which is the caller's to free. */
+base_code eng_rope__create(kn_rope *out, eng_memory *memory, kn_device *device, uint32_t rotary_dim,
+                           float theta, uint32_t count, base_err *err);
 
 /* Positions past the context window that a draft block may reach. */
 #define ENG_ROPE_SLACK 64
@@ -156,7 +149,7 @@ typedef struct eng_m3 {
 /* Arrays in the binder's arena. */
 base_code eng_m3__bind(eng_m3 *out, eng_binder *binder, const eng_model_config *config);
 
-/* One step's memory. */
+/* One step's memory, the device's. */
 typedef struct eng_m3_scratch {
     float *x;             /* [rows_max, hidden] */
     float *q, *out;       /* [rows_max, q_heads * head_dim] */

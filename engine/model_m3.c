@@ -6,8 +6,6 @@
  * The residual stream is float. */
 #include "engine/model_internal.h"
 
-#include <string.h>
-
 #define TEXT "language_model."
 #define LAYER TEXT "model.layers.%u."
 
@@ -95,13 +93,14 @@ base_code eng_m3__bind(eng_m3 *out, eng_binder *binder, const eng_model_config *
 
 /* The residual stream of this layer into its place in every row of `features`, if it is one of the
  * wanted layers. */
-static void tap(float *features, const float *x, uint32_t rows, uint32_t hidden, uint32_t layer,
-                const uint32_t *feature_layers, uint32_t feature_count)
+static void tap(kn_device *device, float *features, const float *x, uint32_t rows, uint32_t hidden,
+                uint32_t layer, const uint32_t *feature_layers, uint32_t feature_count)
 {
+    const size_t row = hidden * sizeof *x;
     for (uint32_t i = 0; i < feature_count; i++)
-        for (uint32_t r = 0; feature_layers[i] == layer && r < rows; r++)
-            memcpy(features + ((size_t)r * feature_count + i) * hidden, x + (size_t)r * hidden,
-                   hidden * sizeof *x);
+        if (feature_layers[i] == layer)
+            device->backend->copy(device, features + (size_t)i * hidden, feature_count * row, x,
+                                  row, row, rows);
 }
 
 void eng_m3__layers(const eng_m3 *m3, const eng_model_config *config, kn_device *device,
@@ -209,7 +208,7 @@ void eng_m3__layers(const eng_m3 *m3, const eng_model_config *config, kn_device 
             };
             ops->mlp(device, rows->rows, &mlp);
         }
-        tap(features, s->x, rows->rows, c->hidden, l, feature_layers, feature_count);
+        tap(device, features, s->x, rows->rows, c->hidden, l, feature_layers, feature_count);
         if (probe != NULL)
             probe->layer(probe->ctx, l, s->x, sparse ? s->blocks : NULL, sparse ? s->margin : NULL,
                          c->moe[l] ? s->route_ids : NULL, c->moe[l] ? s->route_weights : NULL);

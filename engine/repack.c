@@ -278,8 +278,9 @@ base_code eng_repack__create(eng_repack **out, kn_weight *const *weights, uint32
                              const eng_repack_options *options, kn_device *device, base_err *err)
 {
     *out = NULL;
-    if (count == 0 || strcmp(device->ops->name, "cpu-ref") == 0)
-        return BASE_OK; /* ref reads the stored form */
+    /* ref reads the stored form, and so does whoever has memory of its own. */
+    if (count == 0 || !eng_memory_is_shared(device) || strcmp(device->ops->name, "cpu-ref") == 0)
+        return BASE_OK;
     eng_repack *pack = calloc(1, sizeof *pack);
     size_t *offsets = malloc(count * sizeof *offsets);
     bool good = pack != NULL && offsets != NULL;

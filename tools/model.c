@@ -750,7 +750,8 @@ typedef struct generation {
     uint32_t block;  /* draft tokens a round may verify; 0: none */
     bool cut;        /* by confidence */
     float *logits;   /* [block + 1, vocab] */
-    float *features; /* [ROWS_MAX, count * hidden] */
+    float *features; /* [ROWS_MAX, count * hidden], device memory */
+    eng_memory feature_memory;
     void *scratch;
     int32_t end_tokens[ENG_END_TOKENS_MAX + 1];
     uint32_t end_token_count;
@@ -962,10 +963,13 @@ static base_code open_generation(generation *g, arguments *a, base_err *err)
         if ((code = kn_kv_create(&g->draft_kv, eng_model_device(g->l.model), &shape, err)) !=
             BASE_OK)
             return code;
-        g->features = base_arena_calloc(g->l.arena,
-                                        (size_t)ROWS_MAX * eng_draft_features(g->l.draft, &layers) *
-                                            g->l.config->hidden,
-                                        sizeof(float));
+        const eng_piece piece = {&g->features,
+                                 (size_t)ROWS_MAX * eng_draft_features(g->l.draft, &layers) *
+                                     g->l.config->hidden,
+                                 sizeof *g->features};
+        if ((code = eng_memory_take(&g->feature_memory, eng_model_device(g->l.model), &piece, 1,
+                                    err)) != BASE_OK)
+            return code;
     }
     g->pages = base_arena_calloc(g->l.arena, page_count, sizeof *g->pages);
     g->logits =
@@ -1138,6 +1142,7 @@ static int run_generate(arguments *a)
     json_decref(p.calls);
     eng_ids_deinit(&g.prompt);
     eng_ids_deinit(&g.output);
+    eng_memory_free(&g.feature_memory);
     kn_kv_destroy(g.draft_kv);
     kn_kv_destroy(g.kv);
     eng_codec_destroy(g.codec);

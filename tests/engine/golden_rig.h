@@ -209,9 +209,9 @@ static inline void golden_prompt(rig *r, const eng_files *v, const eng_files *dr
         calloc((size_t)c->layers * tokens * c->index_heads * c->topk_blocks, sizeof(int32_t));
     eng_model_probe probe = {.layer = golden_layer, .ctx = &trace};
 
-    eng_model_set_probe(r->model, &probe);
+    cr_assert_eq(eng_model_set_probe(r->model, &probe, NULL), BASE_OK);
     rig_run(r, 0, ids, 0, tokens, chunk, logits);
-    eng_model_set_probe(r->model, NULL);
+    eng_model_set_probe(r->model, NULL, NULL);
     double most_moved = 0;
     for (uint32_t i = 0; i < wanted; i++) {
         double bound = b->logits + (b->moved_counts && moved != NULL ? 2 * (double)moved[i] : 0);

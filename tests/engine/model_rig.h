@@ -26,16 +26,22 @@ typedef struct rig {
     kn_kv *draft_kv;
     uint32_t context, pages_each;
     uint32_t *pages[RIG_SEQUENCES];
-    float *features;          /* [RIG_ROWS, count * hidden] with a draft */
+    float *features; /* [RIG_ROWS, count * hidden] with a draft; device memory */
+    eng_memory feature_memory;
     uint32_t first_row, rows; /* of the chunk that runs, for a probe */
 } rig;
 
-static inline void rig_open(rig *r, const char *spec, const char *variant, const char *kv,
-                            uint32_t context, const char *draft_dir, kn_kv_type draft_type)
+static inline void rig_open_on(rig *r, const kn_backend *backend, const char *spec,
+                               const char *variant, const char *kv, uint32_t context,
+                               const char *draft_dir, kn_kv_type draft_type)
 {
     base_err err = BASE_ERR_INIT;
-    eng_model_options options = {
-        .variant = variant, .kv = kv, .threads = 2, .rows_max = RIG_ROWS, .context_max = context};
+    eng_model_options options = {.backend = backend,
+                                 .variant = variant,
+                                 .kv = kv,
+                                 .threads = 2,
+                                 .rows_max = RIG_ROWS,
+                                 .context_max = context};
     *r = (rig){.context = context, .pages_each = context / KN_PAGE_TOKENS + 1};
     cr_assert_eq(eng_model_load(&r->model, spec, &options, &err), BASE_OK, "%s", err.text);
     r->config = eng_model_get_config(r->model);
@@ -57,15 +63,24 @@ static inline void rig_open(rig *r, const char *spec, const char *variant, const
     shape.type = draft_type;
     cr_assert_eq(kn_kv_create(&r->draft_kv, eng_model_device(r->model), &shape, &err), BASE_OK,
                  "%s", err.text);
-    r->features = malloc((size_t)RIG_ROWS * eng_draft_features(r->draft, &layers) *
-                         r->config->hidden * sizeof(float));
+    const eng_piece piece = {
+        &r->features, (size_t)RIG_ROWS * eng_draft_features(r->draft, &layers) * r->config->hidden,
+        sizeof *r->features};
+    cr_assert_eq(eng_memory_take(&r->feature_memory, eng_model_device(r->model), &piece, 1, &err),
+                 BASE_OK, "%s", err.text);
+}
+
+static inline void rig_open(rig *r, const char *spec, const char *variant, const char *kv,
+                            uint32_t context, const char *draft_dir, kn_kv_type draft_type)
+{
+    rig_open_on(r, NULL, spec, variant, kv, context, draft_dir, draft_type);
 }
 
 static inline void rig_close(rig *r)
 {
     for (uint32_t s = 0; s < RIG_SEQUENCES; s++)
         free(r->pages[s]);
-    free(r->features);
+    eng_memory_free(&r->feature_memory);
     kn_kv_destroy(r->draft_kv);
     eng_draft_destroy(r->draft);
     kn_kv_destroy(r->kv);

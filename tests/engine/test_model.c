@@ -307,7 +307,7 @@ Test(model, features_are_the_raw_residual_after_a_layer)
         pos[i] = i;
     kn_rows rows = {.rows = 20, .token = ids, .pos = pos, .seq = seq, .pages = tables};
     r.rows = 20;
-    eng_model_set_probe(r.model, &probe);
+    cr_assert_eq(eng_model_set_probe(r.model, &probe, NULL), BASE_OK);
     eng_model_forward(r.model, r.kv, &rows, &pick, 1, logits, LAYERS, 3, features);
     for (uint32_t i = 0; i < 20; i++)
         for (uint32_t k = 0; k < 3; k++)
