@@ -101,7 +101,7 @@ await server.stop();
 
 // ---- tenants ----
 
-const shared = await start({ 'engine.queue_max': 10, 'admission.tenant_percent_max': 50, 'admission.queue_ms_max': 0 });
+const shared = await start({ 'engine.queue_max': 20, 'admission.tenant_percent_max': 50, 'admission.queue_ms_max': 0 });
 await check('a tenant fills its part of the queue alone (429), and machine time goes by weight', async () => {
   const keys = {};
   let admin;
@@ -115,11 +115,11 @@ await check('a tenant fills its part of the queue alone (429), and machine time 
   assert.equal((await call('PATCH', 'tenants/heavy', { limits: { weight: 3 } })).limits.weight, 3);
   const as = (tenant, tokens) => ask(shared, chat(tokens), { authorization: `Bearer ${keys[tenant]}` });
   await as('light', 40);
-  const hold = as('light', 100);
-  await sleep(100);
-  const flood = await Promise.all(Array.from({ length: 9 }, () => as('light', 4)));
+  const hold = as('light', 400);
+  await running(shared);
+  const flood = await Promise.all(Array.from({ length: 14 }, () => as('light', 4)));
   const counts = flood.reduce((n, r) => ({ ...n, [r.status]: (n[r.status] ?? 0) + 1 }), {});
-  assert.deepEqual(counts, { 200: 5, 429: 4 });
+  assert.deepEqual(counts, { 200: 10, 429: 4 });
   const no = flood.find((r) => r.status === 429);
   assert.deepEqual([no.json.error.type, no.json.error.code, no.headers.get('x-should-retry')], ['rate_limit_error', 'queue_share_full', 'true']);
   assert.ok(Number(no.headers.get('retry-after-ms')) > 0);
@@ -127,8 +127,8 @@ await check('a tenant fills its part of the queue alone (429), and machine time 
   // Both always have something waiting; what each got when the first 40 are over.
   const done = { light: 0, heavy: 0 };
   let total = 0;
-  const worker = async (tenant) => { while (total < 40) { if ((await as(tenant, 8)).status === 200 && ++total <= 40) done[tenant]++; } };
-  await Promise.all(['light', 'heavy'].flatMap((tenant) => Array.from({ length: 4 }, () => worker(tenant))));
+  const worker = async (tenant) => { while (total < 40) { if ((await as(tenant, 20)).status === 200 && ++total <= 40) done[tenant]++; } };
+  await Promise.all(['light', 'heavy'].flatMap((tenant) => Array.from({ length: 8 }, () => worker(tenant))));
   console.log(`  weight 1: ${done.light}, weight 3: ${done.heavy}`);
   assert.ok(done.heavy >= 2 * done.light, JSON.stringify(done));
 });
