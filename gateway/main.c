@@ -217,8 +217,11 @@ static base_code start(gw_app *app, base_err *err)
     gw_ledger_set_erase(app->ledger, erase_pages, app->engine);
     if (conf->server_insecure)
         gw_tenants_open_to_all(app->tenants);
-    gw_server_start(app->server);
-    return BASE_OK;
+    if ((code = gw_server_start(app->server, err)) != BASE_OK) {
+        gw_server_destroy(app->server);
+        app->server = NULL;
+    }
+    return code;
 }
 
 /* In the reverse order of start. Requests end first, then what they stood on. */
@@ -335,11 +338,14 @@ static void *signal_main(void *arg)
     return NULL;
 }
 
-static void run_detached(void *(*run)(void *), void *arg)
+/* False if the system gives no thread. */
+static bool run_detached(void *(*run)(void *), void *arg)
 {
     pthread_t thread;
-    CHECK(pthread_create(&thread, NULL, run, arg) == 0);
+    if (pthread_create(&thread, NULL, run, arg) != 0)
+        return false;
     pthread_detach(thread);
+    return true;
 }
 
 static void block_signals(void)
@@ -397,7 +403,11 @@ int main(int argc, char **argv)
     sem_init(&wanted, 0, 0);
     line.argc = argc;
     line.argv = argv;
-    run_detached(signal_main, &line);
+    if (!run_detached(signal_main, &line)) {
+        fprintf(stderr, "whimbrel: no thread to take signals\n");
+        gw_conf_destroy(conf);
+        return EXIT_UNUSABLE;
+    }
     raise_descriptor_limit(conf);
 
     gw_app app = {.conf = conf, .started_ms = base_wall_ms()};
@@ -414,7 +424,8 @@ int main(int argc, char **argv)
         atomic_store(&app.draining, 1);
         gw_notify(getenv("NOTIFY_SOCKET"), "STOPPING=1");
         drain_ms = conf->server_drain_ms;
-        run_detached(watchdog, &drain_ms);
+        if (!run_detached(watchdog, &drain_ms))
+            base_log(BASE_LOG_WARN, "shutdown_unwatched");
     }
     stop(&app);
     gw_conf_destroy(conf);

@@ -26,6 +26,7 @@
 #include <fcntl.h>
 #include <linux/tcp.h> /* the whole of struct tcp_info; netinet/tcp.h has its first half */
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -149,7 +150,8 @@ struct gw_server {
     gw_loop *loops;
     uint32_t loop_count;
     bool started;
-    pthread_barrier_t ready;
+    sem_t opened;         /* posted by each loop that has its receiver */
+    pthread_mutex_t gate; /* held by start until all have */
     _Atomic uint64_t connections, requests, gone, kicked;
     _Atomic uint32_t open_connections[2]; /* by gw_listener */
     _Atomic uint32_t open_exchanges;
@@ -1027,7 +1029,9 @@ static void *loop_main(void *arg)
     base_thread_enter(BASE_THREAD_LOOP, name);
     loop->now_ns = base_now_ns();
     loop_open(loop);
-    pthread_barrier_wait(&loop->server->ready);
+    sem_post(&loop->server->opened);
+    pthread_mutex_lock(&loop->server->gate);
+    pthread_mutex_unlock(&loop->server->gate);
     while (!loop->quit) {
         /* libh2o: -1 on EINTR too, though signals are blocked here (a debugger's stop, for one). */
         h2o_evloop_run(loop->evloop, 1000);
@@ -1376,19 +1380,38 @@ out:
     return code;
 }
 
-void gw_server_start(gw_server *server)
+base_code gw_server_start(gw_server *server, base_err *err)
 {
     sigset_t all, before;
+    uint32_t count = 0;
+    int error = 0;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all,
                     &before); /* inherited: signals are main's, and SIGPIPE nobody's */
-    /* Nobody may post before a loop has its receiver, hence the barrier. */
-    pthread_barrier_init(&server->ready, NULL, server->loop_count + 1);
-    for (uint32_t i = 0; i < server->loop_count; i++)
-        CHECK(pthread_create(&server->loops[i].thread, NULL, loop_main, &server->loops[i]) == 0);
-    pthread_barrier_wait(&server->ready);
+    /* Nobody may post before a loop has its receiver, hence the gate. */
+    sem_init(&server->opened, 0, 0);
+    pthread_mutex_init(&server->gate, NULL);
+    pthread_mutex_lock(&server->gate);
+    for (; count < server->loop_count && error == 0; count += error == 0)
+        error =
+            pthread_create(&server->loops[count].thread, NULL, loop_main, &server->loops[count]);
+    for (uint32_t i = 0; i < count; i++) {
+        while (sem_wait(&server->opened) != 0)
+            ;
+        server->loops[i].quit = error != 0;
+    }
+    pthread_mutex_unlock(&server->gate);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    server->started = true;
+    server->started = error == 0;
+    if (server->started)
+        return BASE_OK;
+    for (uint32_t i = 0; i < count; i++) {
+        pthread_join(server->loops[i].thread, NULL);
+        server->loops[i].watch_fd = -1; /* libh2o closed it with its socket */
+    }
+    pthread_mutex_destroy(&server->gate);
+    sem_destroy(&server->opened);
+    return base_fail(err, BASE_NOMEM, "no thread for loop %u: %s", count, strerror(error));
 }
 
 const char *gw_server_address(const gw_server *server, gw_listener kind)
@@ -1544,7 +1567,8 @@ void gw_server_destroy(gw_server *server)
         give_order(server, run_quit, 0);
         for (uint32_t i = 0; i < server->loop_count; i++)
             pthread_join(server->loops[i].thread, NULL);
-        pthread_barrier_destroy(&server->ready);
+        pthread_mutex_destroy(&server->gate);
+        sem_destroy(&server->opened);
     }
     for (uint32_t i = 0; i < server->loop_count; i++) {
         if (!server->started && server->loops[i].watch_fd >= 0)

@@ -114,7 +114,8 @@ typedef struct gw_server_options {
 
 /* Binds and listens (BASE_IO names address and reason); gw_server_start begins to accept. */
 base_code gw_server_create(gw_server **out, const gw_server_options *options, base_err *err);
-void gw_server_start(gw_server *server);
+/* BASE_NOMEM: the system gives no thread; nothing was accepted, and destroy is all that is left. */
+base_code gw_server_start(gw_server *server, base_err *err);
 /* The address that was bound, "127.0.0.1:8080"; port 0 is replaced by what the system chose. NULL
  * if that listener is off. */
 const char *gw_server_address(const gw_server *server, gw_listener listener);

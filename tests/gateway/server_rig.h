@@ -200,7 +200,7 @@ static void start(const char *const *sets)
     gw_server_options options = {
         .conf = conf, .handler = handle, .arriving = arriving, .arrived = arrived, .ended = ended};
     cr_assert_eq(gw_server_create(&server, &options, &err), BASE_OK, "%s", err.text);
-    gw_server_start(server);
+    cr_assert_eq(gw_server_start(server, NULL), BASE_OK);
 }
 
 static void stop(void)

@@ -70,7 +70,7 @@ static void start(const char *more)
     const gw_server_options server = {
         .conf = conf, .handler = gw_route_handle, .ended = gw_route_ended, .ctx = &app};
     cr_assert_eq(gw_server_create(&app.server, &server, &err), BASE_OK, "%s", err.text);
-    gw_server_start(app.server);
+    cr_assert_eq(gw_server_start(app.server, NULL), BASE_OK);
 }
 
 static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *walk)

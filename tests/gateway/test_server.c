@@ -677,7 +677,7 @@ Test(server, messages_arrive_once_and_in_order)
     cr_assert_eq(gw_server_create(&server, &options, &err), BASE_OK, "%s", err.text);
     cr_expect_null(gw_server_address(server, GW_LISTENER_ADMIN));
     cr_expect_eq(gw_server_loop_count(server), 2u);
-    gw_server_start(server);
+    cr_assert_eq(gw_server_start(server, NULL), BASE_OK);
     free(talk("GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"));
     pthread_t threads[4];
     for (uintptr_t i = 0; i < 4; i++)
