@@ -197,24 +197,30 @@ static base_code load_json(json_t **out, const char *dir, const char *file, bool
 
 /* ---- what target and draft share ---- */
 
+/* One failure is known to both, so that the code that is returned is that of the message. */
+static void join(reader *r, reader *part)
+{
+    r->code = part->code = r->code != BASE_OK ? r->code : part->code;
+}
+
 static void read_rope(reader *r, uint32_t head_dim, float *theta, uint32_t *rotary_dim)
 {
     reader rope = child(r, "rope_parameters"), scaling = child(r, "rope_scaling");
     const char *type = get_string(&scaling, "rope_type", get_string(&scaling, "type", "default"));
-    float part;
+    float part, given;
+    join(r, &scaling);
     if (scaling.object != NULL && strcmp(type, "default") != 0)
         fail(r, BASE_UNSUPPORTED, "rope_scaling \"%.40s\" is not offered", type);
+    join(r, &rope);
     only_string(&rope, "rope_type", "default");
-    *theta = get_float(r, "rope_theta", get_float(&rope, "rope_theta", 5e6, 1, 1e12), 1, 1e12);
-    part = get_float(r, "partial_rotary_factor",
-                     get_float(&rope, "partial_rotary_factor", 0.5, 0, 1), 0, 1);
+    given = get_float(&rope, "rope_theta", 5e6, 1, 1e12);
+    part = get_float(&rope, "partial_rotary_factor", 0.5, 0, 1);
+    join(r, &rope);
+    *theta = get_float(r, "rope_theta", given, 1, 1e12);
+    part = get_float(r, "partial_rotary_factor", part, 0, 1);
     *rotary_dim = get_u32(r, "rotary_dim", (uint32_t)((float)head_dim * part), 0, head_dim);
     if (*rotary_dim % 2 != 0)
         fail(r, BASE_FORMAT, "rotary_dim %u is odd", *rotary_dim);
-    if (rope.code != BASE_OK)
-        r->code = rope.code;
-    if (scaling.code != BASE_OK)
-        r->code = scaling.code;
 }
 
 /* Switches of the architecture that the forward pass takes for granted. */

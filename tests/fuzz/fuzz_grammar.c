@@ -10,7 +10,10 @@
 #include "engine/engine.h"
 #include "engine/grammar.h"
 
-#define WALK_BYTES 96
+#define WALK_BYTES 96u
+/* A step costs what there are alternatives, at most the graph's nodes; beyond these, fewer bytes.
+ */
+#define WALK_NODES 1024u
 
 /* Small bounds: what is looked for is the wrong, not the large. */
 static const eng_grammar_limits limits = {
@@ -83,14 +86,16 @@ static void walk(eng_grammar *grammar, const uint8_t *data, size_t size)
     if (eng_grammar_run_create(&run, grammar, NULL, &err) != BASE_OK)
         return;
     eng_grammar_start(&state, run);
-    for (size_t i = 0; i < WALK_BYTES; i++) {
+    uint32_t nodes = eng_grammar_nodes(grammar);
+    uint32_t bytes = nodes > WALK_NODES ? WALK_BYTES * WALK_NODES / nodes : WALK_BYTES;
+    for (uint32_t i = 0; i < bytes; i++) {
         size_t n = eng_grammar_forced(&state, forced, sizeof forced);
         if (n > 0 && !eng_grammar_advance(&state, forced, n)) {
             fprintf(stderr, "what is forced is refused\n");
             abort();
         }
         bool ends = eng_grammar_accepts(&state);
-        if (!step(&state, data[i % size] * 7u + (uint32_t)i)) {
+        if (!step(&state, data[i % size] * 7u + i)) {
             /* A set of threads that has no room is refused, too; nothing this small has one. */
             if (!ends) {
                 fprintf(stderr, "nothing may follow\n");

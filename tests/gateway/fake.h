@@ -5,7 +5,9 @@
  * Tokens of the fake engine: 0-255 are bytes, from 256 on marks spelled "<N>". A rendered item is
  * one token (its role + 1000) and its text's bytes; a spliced one its own tokens. */
 #pragma once
+#ifndef cr_assert /* a fuzz target has its own */
 #include <criterion/criterion.h>
+#endif
 #include <ftw.h>
 #include <jansson.h>
 #include <pthread.h>
