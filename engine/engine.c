@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "engine/base/clock.h"
+#include "engine/base/log.h"
 #include "engine/base/num.h"
 #include "engine/engine_internal.h"
 
@@ -268,6 +269,8 @@ static base_code post(eng_engine *engine, eng_sequence *first, eng_sequence *las
 {
     if (engine->stop)
         return base_fail(err, BASE_CLOSED, "the engine is stopping");
+    if (engine->lost.code != BASE_OK)
+        return base_fail(err, BASE_CLOSED, "the device has failed: %.160s", engine->lost.text);
     base_code code = decide(engine, first, count, cached, verdict, err);
     if (code != BASE_OK)
         return code;
@@ -545,7 +548,14 @@ static base_code make_pages(eng_engine *engine, base_err *err)
         draft_shape = eng_draft_kv_shape(engine->draft, 1);
         each += kn_kv_page_bytes(&draft_shape);
     }
-    uint64_t count = engine->options.kv_bytes / each;
+    kn_device *on = eng_model_device(engine->model);
+    uint64_t bytes = engine->options.kv_bytes;
+    size_t available = 0, total = 0;
+    if (!engine->options.null)
+        on->backend->memory(on, &available, &total);
+    if (total > 0) /* the steps' features are still to come, and others use the device, too */
+        bytes = base_min(bytes, available / 10 * 9);
+    uint64_t count = bytes / each;
     engine->pages_max = (engine->info.context_max + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS + 1;
     if (count < engine->pages_max + 1)
         return base_fail_param(
@@ -657,15 +667,20 @@ static void fill_info(eng_engine *engine)
     info->layers = engine->config->layers;
     info->hidden = engine->config->hidden;
     info->weight_bytes = eng_model_weight_bytes(engine->model);
+    const kn_device *device = eng_model_device(engine->model);
+    const double gib = 1 << 30;
+    if (!eng_memory_is_shared(device))
+        base_log(BASE_LOG_INFO,
+                 "device backend=%s device=\"%s\" weights_gib=%.2f pages=%u pages_gib=%.2f",
+                 device->backend->name, device->backend->describe(device),
+                 (double)info->weight_bytes / gib, info->page_count,
+                 (double)info->page_count * (double)info->page_bytes / gib);
     info->draft_block = engine->draft != NULL ? eng_draft_block(engine->draft) : 0;
     info->thinking = engine->config->thinking;
 }
 
 static base_code check_options(const eng_options *options, base_err *err)
 {
-    if (strcmp(options->backend, "auto") != 0 && strcmp(options->backend, "cpu") != 0)
-        return base_fail_param(err, BASE_UNSUPPORTED, "engine.backend",
-                               "backend %s is not in this build (auto, cpu)", options->backend);
     if (options->sequences_max == 0 || options->step_rows_max < options->sequences_max ||
         options->prefill_chunk == 0)
         return base_fail_param(
@@ -702,7 +717,9 @@ base_code eng_create(eng_engine **out, const eng_options *options, base_err *err
     pthread_condattr_destroy(&monotonic);
     pthread_cond_init(&engine->ordered, NULL);
     eng_spec_init(&engine->spec, options->draft_tokens > 0 ? (uint32_t)options->draft_tokens : 0);
-    eng_model_options model = {.backend = options->kernels,
+    eng_model_options model = {.backend = options->null ? "cpu" : options->backend,
+                               .modules = options->modules,
+                               .kernels = options->kernels,
                                .variant = options->variant,
                                .kv = options->kv,
                                .threads = options->threads,

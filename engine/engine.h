@@ -334,7 +334,8 @@ typedef struct eng_sink {
 typedef struct eng_options {
     const char *model;    /* directory, or "random:SHAPE?layers=N&seed=N" */
     const char *draft;    /* directory; NULL: MODEL/dspark if it exists; "": none */
-    const char *backend;  /* "auto" or "cpu" */
+    const char *backend;  /* "auto", "cpu" or a module's name: "cuda", "hip" */
+    const char *modules;  /* folder that is searched for modules first; NULL: none */
     const char *variant;  /* cpu: "auto", "ref", "avx2", "avx512" */
     const char *kv;       /* "nvfp4", "fp8", "bf16", "f32" */
     uint32_t threads;     /* 0: one a core */

@@ -218,6 +218,7 @@ struct eng_engine {
     eng_order *orders;        /* newest first: each stands for itself */
     bool woken;               /* the store has something to poll */
     bool stop, stopped;
+    base_err lost; /* code set: the device has failed, and nothing is run any more */
     pthread_t thread;
     bool thread_running;
 

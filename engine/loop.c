@@ -181,7 +181,8 @@ static void close_sequence(eng_engine *engine, eng_sequence *seq)
 static void retire(eng_engine *engine, uint32_t at)
 {
     eng_sequence *seq = engine->active[at];
-    eng__leave_pages(engine, seq);
+    if (engine->lost.code == BASE_OK)
+        eng__leave_pages(engine, seq);
     eng__drop_pages(engine, seq);
     engine->active[at] = engine->active[--engine->active_count];
     engine->crowded = false;
@@ -691,6 +692,35 @@ static uint32_t plan_rows(eng_engine *engine)
     return eng_sched_plan(engine->plan, engine->active_count, &limits, engine->order);
 }
 
+/* Whether the device has failed, which ends everything that runs or waits; what comes later is
+ * refused (engine.c, post). */
+static bool device_lost(eng_engine *engine)
+{
+    kn_device *device = eng_model_device(engine->model);
+    base_err err = BASE_ERR_INIT;
+    if (engine->options.null || device->backend->status(device, &err) == BASE_OK)
+        return false;
+    if (engine->lost.code == BASE_OK) {
+        base_log(BASE_LOG_ERROR, "device_lost reason=\"%s\"", err.text);
+        pthread_mutex_lock(&engine->lock);
+        engine->lost = err;
+        pthread_mutex_unlock(&engine->lock);
+    }
+    for (uint32_t i = 0; i < engine->active_count; i++) {
+        base_fail(&engine->active[i]->err, BASE_DEVICE, "%s", err.text);
+        note_finish(engine->active[i], ENG_FINISH_ERROR);
+    }
+    while (engine->queue_head != NULL) {
+        eng_sequence *seq = engine->queue_head;
+        unqueue(engine, seq, false);
+        base_fail(&seq->err, BASE_DEVICE, "%s", err.text);
+        note_finish(seq, ENG_FINISH_ERROR);
+        close_sequence(engine, seq);
+    }
+    engine->moved = true;
+    return true;
+}
+
 static void step(eng_engine *engine)
 {
     uint64_t before = base_now_ns();
@@ -742,6 +772,8 @@ static void step(eng_engine *engine)
     if (engine->draft != NULL)
         eng_draft_append(engine->draft, engine->draft_kv, &batch, engine->features);
     engine->moved = true;
+    if (device_lost(engine))
+        return;
     forward = base_now_ns() - forward;
     ENG_COUNT(engine, forward_ns, forward);
     if ((engine->warm || prefilling > 0) && !scores)

@@ -17,8 +17,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "engine/base/log.h"
 #include "engine/base/num.h"
 #include "engine/base/thread.h"
+#include "kernels/module.h"
 
 struct eng_model {
     eng_config_file file;
@@ -635,6 +637,30 @@ eng_repack *eng_model__repack(const eng_model *model)
     return model->pack;
 }
 
+/* The device of the backend that is asked for. */
+static base_code open_device(eng_model *m, const eng_model_options *options,
+                             kn_device_options *device, base_err *err)
+{
+    static const char *const MODULES[] = {"cuda", "hip"};
+    const char *name =
+        options->kernels == NULL && options->backend != NULL ? options->backend : "cpu";
+    if (strcmp(name, "cpu") == 0)
+        return kn_device_create(&m->device, device, err);
+    if (strcmp(name, "auto") != 0) {
+        base_code code = kn_module_open(&device->backend, name, options->modules, err);
+        return code == BASE_OK ? kn_device_create(&m->device, device, err) : code;
+    }
+    for (size_t i = 0; i < sizeof MODULES / sizeof *MODULES; i++) {
+        base_err why = BASE_ERR_INIT;
+        if (kn_module_open(&device->backend, MODULES[i], options->modules, &why) == BASE_OK &&
+            kn_device_create(&m->device, device, &why) == BASE_OK)
+            return BASE_OK;
+        base_log(BASE_LOG_DEBUG, "backend_passed_over reason=\"%s\"", why.text);
+    }
+    device->backend = NULL;
+    return kn_device_create(&m->device, device, err);
+}
+
 static base_code load(eng_model *m, const char *spec, const eng_model_options *options,
                       base_err *err)
 {
@@ -662,13 +688,13 @@ static base_code load(eng_model *m, const char *spec, const eng_model_options *o
     if (code == BASE_OK)
         code = make_fingerprint(m, err);
     if (code == BASE_OK) {
-        kn_device_options device = {.backend = options->backend,
+        kn_device_options device = {.backend = options->kernels,
                                     .variant = options->variant != NULL ? options->variant : "auto",
                                     .threads = options->threads,
                                     .rows_max = m->rows_max,
                                     .width_max = m->width_max,
                                     .context_max = m->context_max};
-        code = kn_device_create(&m->device, &device, err);
+        code = open_device(m, options, &device, err);
     }
     if (code == BASE_OK) {
         const eng_repack_options kept = eng_model__packed(m, "target", m->fingerprint, m->files);

@@ -12,9 +12,13 @@
 typedef struct eng_model eng_model;
 
 typedef struct eng_model_options {
-    const kn_backend *backend; /* NULL: the cpu's */
-    const char *variant;       /* of the cpu */
-    const char *kv;            /* "nvfp4" | "fp8" | "bf16" | "f32" */
+    /* "cpu", "auto": the first module that has a device, else the cpu, or a module's name. NULL:
+     * `kernels`, or the cpu where that is NULL, too. */
+    const char *backend;
+    const char *modules; /* folder that is searched first; NULL: none */
+    const kn_backend *kernels;
+    const char *variant; /* of the cpu */
+    const char *kv;      /* "nvfp4" | "fp8" | "bf16" | "f32" */
     uint32_t threads, rows_max, context_max;
     const char *packed;        /* folder that keeps repacked weights; NULL: none */
     uint64_t packed_bytes_max; /* of a part, target or draft; larger ones are not kept */

@@ -106,6 +106,12 @@ base_code eng__tier_open(eng_engine *engine, base_err *err)
     base_code code = BASE_OK;
     if (options->disk == NULL)
         return BASE_OK;
+    if (!eng_memory_is_shared(eng_model_device(engine->model))) {
+        /* The store's threads copy pages in and out; such a device is one thread's. */
+        base_log(BASE_LOG_WARN, "disk_tier_off reason=\"pages of backend %s stay in its memory\"",
+                 eng_model_device(engine->model)->backend->name);
+        return BASE_OK;
+    }
     if (engine->draft != NULL)
         code = make_draft_layout(engine, err);
     tier->fetch_max = (uint32_t)base_min(options->sequences_max, ENG_FETCHES_MAX);

@@ -91,6 +91,7 @@ static base_code create_engine(gw_app *app, base_err *err)
         .model = conf->model_path,
         .draft = draft,
         .backend = conf->engine_backend,
+        .modules = getenv("WHIMBREL_MODULES"),
         .variant = conf->engine_cpu,
         .kv = conf->engine_kv,
         .threads = conf->engine_threads,

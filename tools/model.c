@@ -57,7 +57,8 @@ static const char USAGE[] =
     "      --json            one JSON object with tokens, text and times\n"
     "  For info, verify and generate DIR may be random:SHAPE?layers=N&seed=N.\n"
     "\n"
-    "  For every command that loads: --variant auto|ref|avx2|avx512, --kv nvfp4|fp8|bf16|f32, "
+    "  For every command that loads: --backend cpu|auto|cuda|hip, --variant auto|ref|avx2|avx512, "
+    "--kv nvfp4|fp8|bf16|f32, "
     "--threads N, --context N,\n"
     "  --draft-dir DIR (DIR/dspark)\n";
 
@@ -65,7 +66,7 @@ static const char USAGE[] =
 
 typedef struct arguments {
     const char *prompt, *chat, *ids, *draft, *draft_dir;
-    const char *variant, *kv;
+    const char *backend, *variant, *kv;
     uint32_t threads, context, max, layers;
     eng_sampling sampling;
     bool seeded;
@@ -96,6 +97,7 @@ enum {
     OPT_SPECIALS,
     OPT_DECODE,
     OPT_VARIANT,
+    OPT_BACKEND,
     OPT_KV,
     OPT_THREADS,
     OPT_CONTEXT,
@@ -124,6 +126,7 @@ static const struct option OPTIONS[] = {
     {"specials", no_argument, NULL, OPT_SPECIALS},
     {"decode", no_argument, NULL, OPT_DECODE},
     {"variant", required_argument, NULL, OPT_VARIANT},
+    {"backend", required_argument, NULL, OPT_BACKEND},
     {"kv", required_argument, NULL, OPT_KV},
     {"threads", required_argument, NULL, OPT_THREADS},
     {"context", required_argument, NULL, OPT_CONTEXT},
@@ -238,6 +241,9 @@ static void parse_arguments(arguments *a, int argc, char **argv)
         case OPT_DECODE:
             a->decode = true;
             break;
+        case OPT_BACKEND:
+            a->backend = optarg;
+            break;
         case OPT_VARIANT:
             a->variant = optarg;
             break;
@@ -301,7 +307,9 @@ static void unload(loaded *l)
 static base_code load(loaded *l, const arguments *a, const char *spec, uint32_t rows_max,
                       bool with_draft, bool look, base_err *err)
 {
-    eng_model_options options = {.variant = a->variant,
+    eng_model_options options = {.backend = a->backend,
+                                 .modules = getenv("WHIMBREL_MODULES"),
+                                 .variant = a->variant,
                                  .kv = a->kv,
                                  .threads = a->threads,
                                  .rows_max = rows_max,

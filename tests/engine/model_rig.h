@@ -36,7 +36,7 @@ static inline void rig_open_on(rig *r, const kn_backend *backend, const char *sp
                                const char *draft_dir, kn_kv_type draft_type)
 {
     base_err err = BASE_ERR_INIT;
-    eng_model_options options = {.backend = backend,
+    eng_model_options options = {.kernels = backend,
                                  .variant = variant,
                                  .kv = kv,
                                  .threads = 2,

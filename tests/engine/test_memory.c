@@ -275,3 +275,107 @@ Test(memory, the_engine_answers_alike_with_drafts, .timeout = 120)
     compare_engines(dir, 4);
     remove_model();
 }
+
+/* ---- faults ---- */
+
+static void run_lost(eng_engine *engine)
+{
+    static int32_t prompt[200];
+    static result r[2];
+    eng_request requests[2];
+    base_err err = BASE_ERR_INIT;
+    make_prompt(prompt, 200, 1);
+    for (uint32_t i = 0; i < 2; i++)
+        requests[i] = request(prompt, 200 - i, 30, 0, &r[i]);
+    cr_assert_eq(eng_submit_all(engine, requests, 2, NULL, &err), BASE_OK, "%s", err.text);
+    wait_done(r, 2);
+    for (uint32_t i = 0; i < 2; i++)
+        cr_expect_eq(r[i].finish, guard.lost ? ENG_FINISH_ERROR : ENG_FINISH_LENGTH);
+    check_clean(engine);
+    if (!guard.lost)
+        return;
+    cr_expect_eq(eng_submit(engine, &requests[0], &err), BASE_CLOSED);
+    cr_expect_not_null(strstr(err.text, "lost the device"), "%s", err.text);
+}
+
+/* Whatever operation it is that loses it. */
+Test(memory, a_lost_device_ends_what_runs_and_refuses_the_rest, .timeout = 120)
+{
+    eng_options opts = options();
+    uint32_t lost = 0;
+    opts.kernels = &guard_backend;
+    opts.kv_bytes = 16 << 20;
+    for (long at = 0; at < 4000; at = at * 2 + 7) {
+        guard.fail_op = at;
+        eng_engine *engine = start(&opts);
+        run_lost(engine);
+        lost += guard.lost;
+        eng_destroy(engine);
+        cr_expect_eq(guard.held, 0, "operation %ld", at);
+    }
+    cr_expect_gt(lost, 5);
+}
+
+Test(memory, every_allocation_may_fail, .timeout = 120)
+{
+    eng_options opts = options();
+    opts.kernels = &guard_backend;
+    opts.kv_bytes = 16 << 20;
+    for (long at = 0;; at++) {
+        base_err err = BASE_ERR_INIT;
+        eng_engine *engine = NULL;
+        guard.fail_alloc = at;
+        base_code code = eng_create(&engine, &opts, &err);
+        if (code == BASE_OK) {
+            cr_expect_gt(at, 3);
+            eng_destroy(engine);
+            break;
+        }
+        cr_assert_eq(code, BASE_NOMEM, "allocation %ld: %s", at, err.text);
+        cr_assert_neq(err.text[0], '\0');
+        cr_assert_eq(guard.held, 0, "allocation %ld", at);
+        cr_assert_null(guard.inner, "allocation %ld", at);
+    }
+}
+
+/* ---- modules ---- */
+
+Test(memory, a_module_serves_as_the_cpu_does, .timeout = 60)
+{
+    static result host, device;
+    static int32_t prompt[150];
+    make_prompt(prompt, 150, 2);
+    for (int i = 0; i < 2; i++) {
+        eng_options opts = options();
+        opts.backend = i == 0 ? "cpu" : "auto"; /* there is no whimbrel-cuda.so, but one for hip */
+        opts.modules = MODULES;
+        opts.kv_bytes = 16 << 20;
+        eng_engine *engine = start(&opts);
+        cr_expect_str_eq(eng_get_info(engine)->numerics, i == 0 ? "cpu-2" : "guard-1");
+        run(engine, prompt, 150, 40, 0, i == 0 ? &host : &device);
+        check_clean(engine);
+        eng_destroy(engine);
+    }
+    same(&host, &device, "module");
+}
+
+Test(memory, modules_that_cannot_serve_are_named)
+{
+    static const struct {
+        const char *backend, *modules, *text;
+    } CASES[] = {
+        {"nix", "/nowhere", "there is no whimbrel-nix.so in /nowhere"},
+        {"../hip", MODULES, "none of auto, cpu, cuda, hip"},
+        {"", MODULES, "none of auto, cpu, cuda, hip"},
+    };
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        eng_options opts = options();
+        base_err err = BASE_ERR_INIT;
+        eng_engine *engine = NULL;
+        opts.backend = CASES[i].backend;
+        opts.modules = CASES[i].modules;
+        cr_expect_eq(eng_create(&engine, &opts, &err), BASE_UNSUPPORTED);
+        cr_expect_null(engine);
+        cr_expect_not_null(strstr(err.text, CASES[i].text), "%s", err.text);
+    }
+}
