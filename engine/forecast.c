@@ -70,6 +70,14 @@ double eng_forecast_step(const eng_forecast *forecast, uint32_t sequences, uint3
     return ns * (double)forecast->level;
 }
 
+uint32_t eng_forecast_rows(const eng_forecast *forecast, uint32_t sequences, double ns,
+                           uint32_t context, uint32_t rows_max)
+{
+    uint32_t rows = eng_cost_rows(&forecast->mixed, ns / (double)forecast->level, context,
+                                  sequences + rows_max);
+    return rows > sequences ? rows - sequences : 0;
+}
+
 double eng_forecast_prefill(const eng_forecast *forecast, uint32_t cached, uint32_t tokens,
                             uint32_t chunk, uint32_t sequences)
 {

@@ -37,6 +37,10 @@ void eng_forecast_observe_end(eng_forecast *forecast, uint32_t max_tokens, uint3
 
 double eng_forecast_step(const eng_forecast *forecast, uint32_t sequences, uint32_t prefill,
                          uint32_t context);
+/* The most prefill rows, at most `rows_max`, beside which such a step takes at most `ns`; rows_max
+ * before anything is known. */
+uint32_t eng_forecast_rows(const eng_forecast *forecast, uint32_t sequences, double ns,
+                           uint32_t context, uint32_t rows_max);
 /* Prompt tokens behind `cached` ones, in steps of `chunk` rows: what they add to the steps of
  * `sequences` that decode. */
 double eng_forecast_prefill(const eng_forecast *forecast, uint32_t cached, uint32_t tokens,

@@ -647,20 +647,19 @@ static void reap(eng_engine *engine)
 }
 
 /* Prefill rows beside others' next tokens: what fits the time that those may wait for theirs. */
-static uint32_t chunk_of(const eng_engine *engine, uint32_t decode_rows, uint32_t context)
+static uint32_t chunk_of(const eng_engine *engine, uint32_t decoding, uint32_t context)
 {
     const eng_options *options = &engine->options;
     double ns = options->step_ms_target * 1e6;
-    double plain = eng_cost_of(&engine->spec.learned.verify, decode_rows, context) *
+    double plain = eng_forecast_step(engine->forecast, decoding, 0, context) *
                    (1 + options->step_stretch_percent / 100.0);
     if (options->step_stretch_percent > 0 && plain > 0)
         ns = ns > 0 ? fmin(ns, plain) : plain;
-    if (ns <= 0 || decode_rows == 0)
+    if (ns <= 0 || decoding == 0)
         return options->prefill_chunk;
-    uint32_t rows = eng_cost_rows(&engine->spec.learned.prefill, ns, context,
-                                  decode_rows + options->prefill_chunk);
-    return (uint32_t)base_min(options->prefill_chunk,
-                              base_max(rows > decode_rows ? rows - decode_rows : 0, CHUNK_MIN));
+    uint32_t rows =
+        eng_forecast_rows(engine->forecast, decoding, ns, context, options->prefill_chunk);
+    return (uint32_t)base_min(options->prefill_chunk, base_max(rows, CHUNK_MIN));
 }
 
 static uint32_t furthest(const eng_engine *engine)
@@ -673,7 +672,7 @@ static uint32_t furthest(const eng_engine *engine)
 
 static uint32_t plan_rows(eng_engine *engine)
 {
-    uint32_t decode_rows = 0;
+    uint32_t decoding = 0;
     for (uint32_t i = 0; i < engine->active_count; i++) {
         eng_sequence *seq = engine->active[i];
         engine->plan[i] = (eng_sched_seq){.need = eng__known(seq) - seq->run,
@@ -681,10 +680,10 @@ static uint32_t plan_rows(eng_engine *engine)
                                           .rank = seq->waiter.entry.rank,
                                           .picks_all = eng__scores(seq)};
         if (engine->plan[i].need == 1)
-            decode_rows += 1 + seq->draft_count;
+            decoding++;
     }
-    uint32_t chunk = chunk_of(engine, decode_rows, furthest(engine));
-    if (decode_rows > 0)
+    uint32_t chunk = chunk_of(engine, decoding, furthest(engine));
+    if (decoding > 0)
         engine->chunk = chunk;
     eng_sched_limits limits = {.rows_max = engine->options.step_rows_max,
                                .prefill_chunk = chunk,

@@ -193,3 +193,19 @@ Test(eng_forecast, prompts_beside_others_cost_what_they_add)
     double is = (truth(&m, 4, 32, 400) - truth(&m, 4, 0, 400)) * 400 / 32;
     cr_assert(fabs(told - is) <= 0.25 * is, "%.0f of %.0f", told, is);
 }
+
+/* What the planner cuts prefills by: a step with them takes at most twice one without. */
+Test(eng_forecast, rows_fit_the_time_that_is_given)
+{
+    machine m;
+    start(&m);
+    cr_assert_eq(eng_forecast_rows(&m.forecast, 4, 1e6, 400, 256), 256, "nothing is known");
+    for (uint32_t i = 0; i < 400; i++) {
+        step(&m, 4, 0, 400);
+        step(&m, 4, 8 << (i % 5), 400);
+    }
+    double twice = 2 * eng_forecast_step(&m.forecast, 4, 0, 400);
+    uint32_t rows = eng_forecast_rows(&m.forecast, 4, twice, 400, 256);
+    double is = truth(&m, 4, rows, 400) / truth(&m, 4, 0, 400);
+    cr_assert(is > 1.5 && is < 2.4, "%u rows: %.2f times as long", rows, is);
+}
