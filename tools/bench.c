@@ -39,13 +39,13 @@
 
 typedef struct settings {
     bool json;
-    const char *model, *peer_file, *server;
+    const char *model, *backend, *peer_file, *server;
     char **names;
     int name_count;
     uint32_t threads;
 } settings;
 
-static settings opt = {.model = "config/models/nano"};
+static settings opt = {.model = "config/models/nano", .backend = "cpu"};
 static bool failed;
 static json_t *peers;
 static bench_limits limits;
@@ -320,7 +320,8 @@ static void on_flush(void *ctx)
 eng_options bench_engine_options(void)
 {
     return (eng_options){.model = opt.model,
-                         .backend = "auto",
+                         .backend = opt.backend,
+                         .modules = getenv("WHIMBREL_MODULES"),
                          .variant = "auto",
                          .kv = "nvfp4",
                          .threads = opt.threads,
@@ -685,16 +686,16 @@ static void bench_server(void)
 
 static int usage(FILE *out)
 {
-    fprintf(
-        out,
-        "usage: whimbrel-bench [--json] [--model DIR] [--threads N] [--peer-json FILE] [NAME…]\n\n"
-        "A name selects by prefix: cal, c.gemv, c.gemm, c.pool, c.model, e.prefill, e.spec, "
-        "e.host, e.idle, e.mixed, p.match, "
-        "p.insert, p.branch, p.evict, "
-        "s.mask, s.compile, s.overhead, g.commit, g.req, b.ready. Without names: all.\n"
-        "--peer-json FILE: an array of {bench, value, peer_version}; ratios are printed beside "
-        "ours.\n"
-        "Exit status 1 if a result is wrong.\n");
+    fprintf(out,
+            "usage: whimbrel-bench [--json] [--model DIR] [--backend NAME] [--threads N] "
+            "[--peer-json FILE] [NAME…]\n\n"
+            "A name selects by prefix: cal, c.gemv, c.gemm, c.pool, c.model, e.prefill, e.spec, "
+            "e.host, e.idle, e.mixed, p.match, "
+            "p.insert, p.branch, p.evict, "
+            "s.mask, s.compile, s.overhead, g.commit, g.req, b.ready. Without names: all.\n"
+            "--peer-json FILE: an array of {bench, value, peer_version}; ratios are printed beside "
+            "ours.\n"
+            "Exit status 1 if a result is wrong.\n");
     return out == stderr ? 2 : 0;
 }
 
@@ -713,6 +714,8 @@ int main(int argc, char **argv)
             return usage(stderr);
         else if (strcmp(argv[i], "--model") == 0)
             opt.model = argv[++i];
+        else if (strcmp(argv[i], "--backend") == 0)
+            opt.backend = argv[++i]; /* of the engine's rows */
         else if (strcmp(argv[i], "--threads") == 0)
             opt.threads = (uint32_t)strtoul(argv[++i], NULL, 10);
         else if (strcmp(argv[i], "--peer-json") == 0)
