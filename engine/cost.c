@@ -9,7 +9,8 @@ static const uint32_t NODES[ENG_COST_NODES] = {1,  2,   3,   4,   5,   6,   7,  
 #define RATE_MIN 0.06f    /* weight of the newest observation, once there are many */
 #define STEP_MAX 2.0f     /* an observation counts as at most so many times what was expected */
 #define SEEN_MIN 2.0f
-#define SHARED 0.5f   /* of a node's move, for its whole bucket: most changes are the machine's */
+#define SEEN_TRUSTED 16.0f /* observations from which on a mean is taken for what it says */
+#define HOPE 0.3f          /* what a number of rows that was never seen may take less */
 #define ROW_SHARE 0.1 /* what a row more is taken to cost before two numbers of rows were seen */
 #define NS_MAX 1e13f
 #define SEEN_MAX 1e6f
@@ -106,9 +107,13 @@ static void move(eng_cost *cost, uint32_t bucket, uint32_t node, float weight, f
     bool fresh = *seen < SEEN_MIN;
     *seen = fminf(*seen + weight, SEEN_MAX);
     float change = fmaxf(1 / fmaxf(*seen, 1), RATE_MIN) * weight * (ratio - 1);
+    /* The whole bucket moves half as far, since most changes are the machine's: half in the
+     * logarithm, so that a node's wobble comes to nothing in the others. (With half the factor's
+     * distance from 1 it adds up: rows that are not run double within 10^5 passes, and drafts seem
+     * never to pay again.) */
     for (uint32_t n = 0; n < ENG_COST_NODES && !fresh; n++)
         if (n != node)
-            scale(&at[n], 1 + SHARED * change);
+            scale(&at[n], sqrtf(1 + change));
     scale(&at[node], 1 + change);
 }
 
@@ -151,6 +156,18 @@ double eng_cost_of(const eng_cost *cost, uint32_t rows, uint32_t context)
         if (cost->ns[bucket][n] > 0 && (double)cost->ns[bucket][n] > most)
             most = (double)cost->ns[bucket][n];
     return most;
+}
+
+double eng_cost_hope(const eng_cost *cost, uint32_t rows, uint32_t context)
+{
+    float way;
+    const float *seen = cost->seen[bucket_of(context)];
+    uint32_t node = node_below(rows, &way), trusted = node;
+    float known = fminf(seen[node] / SEEN_TRUSTED, 1);
+    while (trusted > 0 && seen[trusted] < SEEN_TRUSTED)
+        trusted--;
+    return fmax(eng_cost_of(cost, rows, context) * (1 - (double)(HOPE * (1 - known))),
+                eng_cost_of(cost, NODES[trusted], context) * (trusted < node));
 }
 
 bool eng_cost_known(const eng_cost *cost, uint32_t rows, uint32_t context)

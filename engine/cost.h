@@ -25,6 +25,10 @@ typedef struct eng_cost {
 void eng_cost_observe(eng_cost *cost, uint32_t rows, uint32_t context, uint64_t ns);
 /* Never less for more rows; 0 if nothing was seen. */
 double eng_cost_of(const eng_cost *cost, uint32_t rows, uint32_t context);
+/* The same for choosing among numbers of rows: one that was seen a few times only may have been
+ * unlucky, so it is taken to cost less until it was seen 16 times, though not less than fewer rows
+ * that were. */
+double eng_cost_hope(const eng_cost *cost, uint32_t rows, uint32_t context);
 /* Whether passes of about so many rows were seen in this bucket often enough to be believed. */
 bool eng_cost_known(const eng_cost *cost, uint32_t rows, uint32_t context);
 /* The most rows, from 1 to `rows_max`, that take at most `ns`; rows_max if nothing was seen. */

@@ -631,6 +631,9 @@ static base_code make_step_memory(eng_engine *engine, base_err *err)
                 (engine->cancels_taken.ids = calloc(64, sizeof(uint64_t))) != NULL;
     if (good && features > 0)
         good =
+            (engine->kept_token = calloc(ENG_KEPT_MAX, sizeof *engine->kept_token)) != NULL &&
+            (engine->kept_pos = calloc(ENG_KEPT_MAX, sizeof *engine->kept_pos)) != NULL &&
+            (engine->kept_zeros = calloc(ENG_KEPT_MAX, sizeof *engine->kept_zeros)) != NULL &&
             (engine->draft_inputs = calloc(seqs, sizeof *engine->draft_inputs)) != NULL &&
             (engine->draft_tokens = calloc(seqs * block, sizeof *engine->draft_tokens)) != NULL &&
             (engine->draft_confidence = calloc(seqs * block, sizeof *engine->draft_confidence)) !=
@@ -638,7 +641,8 @@ static base_code make_step_memory(eng_engine *engine, base_err *err)
     base_buf_init(&engine->part_text, 0);
     if (!good)
         return base_fail(err, BASE_NOMEM, "out of memory for a step of %u rows", rows);
-    const eng_piece piece = {&engine->features, rows * features * engine->config->hidden,
+    const eng_piece piece = {&engine->features,
+                             (rows + ENG_KEPT_MAX) * features * engine->config->hidden,
                              sizeof *engine->features};
     return eng_memory_take(&engine->feature_memory, eng_model_device(engine->model), &piece, 1,
                            err);
@@ -806,6 +810,9 @@ void eng_destroy(eng_engine *engine)
     free(engine->pick_start);
     free(engine->row_pages);
     free(engine->logits);
+    free(engine->kept_token);
+    free(engine->kept_pos);
+    free(engine->kept_zeros);
     free(engine->scores);
     free(engine->scratch);
     free(engine->draft_inputs);

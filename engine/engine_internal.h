@@ -187,8 +187,14 @@ struct eng_engine {
     int32_t *row_token, *row_pos;
     uint32_t *row_seq, *pick, *pick_start;
     const uint32_t **row_pages;
-    float *logits, *features; /* features: device memory */
+    float *logits;
+    float *features; /* [step_rows_max + ENG_KEPT_MAX, …] device memory, see eng__keep_rows */
     eng_memory feature_memory;
+    int32_t *kept_token, *kept_pos; /* [ENG_KEPT_MAX] of kept_seq, kept_count of them */
+    uint32_t *kept_zeros;
+    uint32_t kept_count;
+    eng_sequence *kept_seq;
+    bool keeps; /* this step's rows are put aside */
     void *scratch;
     uint32_t picks_max;
     eng_draft_input *draft_inputs;
@@ -238,6 +244,8 @@ struct eng_engine {
 
 void eng__sequence_destroy(eng_sequence *seq); /* NULL is fine */
 bool eng__is_end_token(const eng_engine *engine, int32_t token);
+/* Whether the turn ends with this token if the sequence samples it. */
+bool eng__ends_turn(const eng_engine *engine, const eng_sequence *seq, int32_t token);
 /* The decoder's callback; ctx is the sequence. */
 void eng__add_part(void *ctx, const eng_part *part);
 void eng__update_gauges(eng_engine *engine);
@@ -285,6 +293,15 @@ void eng__raise_filled(eng_engine *engine, eng_sequence *seq, uint32_t run);
 
 /* ---- propose.c ---- */
 
+#define ENG_KEPT_MAX 64
+
+/* Features of the step's first `count` rows, those of `seq` from seq->run on that were kept, are
+ * put aside for the drafter: their context K/V are made when somebody reads them, many rows at
+ * once. At most ENG_KEPT_MAX rows. */
+void eng__keep_rows(eng_engine *engine, eng_sequence *seq, uint32_t count);
+/* Makes the K/V of all rows that were put aside: before the draft pass, and before `seq`'s pages
+ * are listed for others. */
+void eng__settle_rows(eng_engine *engine);
 /* Fills `draft` of every sequence that decodes. */
 void eng__propose(eng_engine *engine);
 /* Of `verified` draft tokens the first `judged` were compared and the first `accepted` kept. */

@@ -225,8 +225,10 @@ bool eng__is_end_token(const eng_engine *engine, int32_t token)
     return false;
 }
 
-static bool is_stop_token(const eng_sequence *seq, int32_t token)
+bool eng__ends_turn(const eng_engine *engine, const eng_sequence *seq, int32_t token)
 {
+    if (eng__is_end_token(engine, token) && !seq->request.sampling.ignore_eos)
+        return true;
     for (uint32_t i = 0; i < seq->request.sampling.stop_token_count; i++)
         if (seq->request.sampling.stop_tokens[i] == token)
             return true;
@@ -337,8 +339,7 @@ static void force_grammar(eng_engine *engine, eng_sequence *seq)
 static bool take_token(eng_engine *engine, eng_sequence *seq, int32_t token)
 {
     store_token(seq, token);
-    bool ends = eng__is_end_token(engine, token) && !seq->request.sampling.ignore_eos;
-    if (ends || is_stop_token(seq, token)) {
+    if (eng__ends_turn(engine, seq, token)) {
         push_end(engine, seq, token);
         note_finish(seq, ENG_FINISH_STOP);
         return false;
@@ -517,6 +518,14 @@ static void admit(eng_engine *engine)
     }
 }
 
+/* The step's rows up to position `run` count. */
+static void raise_run(eng_engine *engine, eng_sequence *seq, uint32_t run)
+{
+    if (engine->keeps)
+        eng__keep_rows(engine, seq, run - seq->run);
+    eng__raise_filled(engine, seq, run);
+}
+
 /* Samples the picked rows of one sequence in order, as if tokens came one by one. */
 static void sample_sequence(eng_engine *engine, eng_sequence *seq, uint32_t first_pick,
                             uint32_t picks, uint32_t run_before)
@@ -558,7 +567,7 @@ static void sample_sequence(eng_engine *engine, eng_sequence *seq, uint32_t firs
     if (picks > 1)
         eng__judge(engine, seq, picks - 1, judged, accepted);
     /* Rows up to the last accepted one count; those behind it hold rejected drafts. */
-    eng__raise_filled(engine, seq, run_before + accepted + 1);
+    raise_run(engine, seq, run_before + accepted + 1);
     seq->usage.steps++;
 }
 
@@ -716,6 +725,7 @@ static bool device_lost(eng_engine *engine)
         note_finish(seq, ENG_FINISH_ERROR);
         close_sequence(engine, seq);
     }
+    engine->kept_count = 0; /* nobody will read them */
     engine->moved = true;
     return true;
 }
@@ -768,7 +778,9 @@ static void step(eng_engine *engine)
     if (!engine->options.null)
         eng_model_forward(engine->model, engine->kv, &batch, engine->pick, picks, engine->logits,
                           layers, layer_count, engine->features);
-    if (engine->draft != NULL)
+    /* One sequence's decoding rows wait until the drafter is asked. */
+    engine->keeps = engine->draft != NULL && engine->active_count == 1 && engine->plan[0].need == 1;
+    if (engine->draft != NULL && !engine->keeps)
         eng_draft_append(engine->draft, engine->draft_kv, &batch, engine->features);
     engine->moved = true;
     if (device_lost(engine))
@@ -786,7 +798,7 @@ static void step(eng_engine *engine)
             continue;
         uint32_t scored = score_prompt(engine, seq, engine->pick_start[i], n);
         if (n < need || seq->closing) {
-            eng__raise_filled(engine, seq, seq->run + n);
+            raise_run(engine, seq, seq->run + n);
             if (seq->closing && seq->run == eng__known(seq))
                 note_finish(seq, ENG_FINISH_STOP);
             continue;

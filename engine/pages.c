@@ -71,6 +71,7 @@ void eng__match_pages(eng_engine *engine, eng_sequence *seq, const int32_t *toke
 
 void eng__drop_pages(eng_engine *engine, eng_sequence *seq)
 {
+    DCHECK(engine->kept_count == 0 || engine->kept_seq != seq);
     for (uint32_t i = 0; i < seq->page_count; i++) {
         kv_pool_release(engine->pool, seq->pages[i], seq->number);
         kv_pool_unref(engine->pool, seq->pages[i]);
@@ -83,6 +84,8 @@ uint32_t eng__list_pages(eng_engine *engine, eng_sequence *seq)
 {
     /* Rows behind a stop string were run, but are nobody's text. */
     uint32_t count = seq->run;
+    if (engine->kept_seq == seq)
+        eng__settle_rows(engine);
     if (seq->stop_index >= 0)
         count = (uint32_t)base_min(count, seq->request.token_count + seq->run_tokens);
     if (count == 0)

@@ -14,6 +14,7 @@
 #include "engine/base/log.h"
 #include "engine/base/num.h"
 #include "engine/engine_internal.h"
+#include "kernels/backend.h"
 
 #define SAVE_EVERY_NS 60000000000u
 
@@ -55,6 +56,51 @@ static void follow_script(eng_engine *engine, uint32_t count)
     }
 }
 
+/* ---- the drafter's context ---- */
+
+static float *kept_features(const eng_engine *engine, uint32_t row, size_t *width)
+{
+    const uint32_t *layers;
+    *width = (size_t)eng_draft_features(engine->draft, &layers) * engine->config->hidden;
+    return engine->features + (engine->options.step_rows_max + row) * *width;
+}
+
+void eng__settle_rows(eng_engine *engine)
+{
+    uint32_t most = engine->options.step_rows_max;
+    size_t width;
+    for (uint32_t at = 0; at < engine->kept_count; at += most) {
+        const uint32_t *pages = engine->kept_seq->pages;
+        kn_rows rows = {.rows = (uint32_t)base_min(engine->kept_count - at, most),
+                        .token = engine->kept_token + at,
+                        .pos = engine->kept_pos + at,
+                        .seq = engine->kept_zeros,
+                        .pages = &pages};
+        eng_draft_append(engine->draft, engine->draft_kv, &rows, kept_features(engine, at, &width));
+    }
+    engine->kept_count = 0;
+}
+
+void eng__keep_rows(eng_engine *engine, eng_sequence *seq, uint32_t count)
+{
+    kn_device *device = eng_model_device(engine->model);
+    size_t width;
+    CHECK(count <= ENG_KEPT_MAX);
+    if (engine->kept_seq != seq || engine->kept_count + count > ENG_KEPT_MAX)
+        eng__settle_rows(engine);
+    float *to = kept_features(engine, engine->kept_count, &width);
+    size_t row = width * sizeof *to;
+    device->backend->copy(device, to, row, engine->features, row, row, count);
+    for (uint32_t r = 0; r < count; r++) {
+        engine->kept_token[engine->kept_count + r] = engine->row_token[r];
+        engine->kept_pos[engine->kept_count + r] = (int32_t)(seq->run + r);
+    }
+    engine->kept_seq = seq;
+    engine->kept_count += count;
+}
+
+/* ---- drafts ---- */
+
 /* The draft pass for all of them: tokens and confidences into the step's arrays. */
 static void run_drafter(eng_engine *engine, uint32_t count, uint32_t context)
 {
@@ -75,7 +121,12 @@ static void run_drafter(eng_engine *engine, uint32_t count, uint32_t context)
             engine->draft_inputs[i].mask_vocab = engine->info.vocab;
         }
     }
+    /* What one round leaves is part of what a round costs; what rounds without drafts have left is
+     * not. */
+    if (engine->kept_count > 1 + ENG_SPEC_BLOCK_MAX)
+        eng__settle_rows(engine);
     uint64_t before = base_now_ns();
+    eng__settle_rows(engine);
     eng_draft_propose(engine->draft, engine->draft_kv, engine->draft_inputs, count,
                       eng_draft_block(engine->draft), engine->draft_tokens,
                       engine->draft_confidence);
@@ -83,6 +134,16 @@ static void run_drafter(eng_engine *engine, uint32_t count, uint32_t context)
     if (engine->warm)
         eng_spec_observe_draft(&engine->spec, count, context, taken);
     ENG_COUNT(engine, draft_ns, taken);
+}
+
+/* Drafts behind one that ends the turn could never be kept. */
+static uint32_t up_to_end(const eng_engine *engine, const eng_sequence *seq, const int32_t *tokens,
+                          uint32_t count)
+{
+    for (uint32_t j = 0; j < count; j++)
+        if (eng__ends_turn(engine, seq, tokens[j]))
+            return j + 1;
+    return count;
 }
 
 static bool is_sampled(const eng_sequence *seq)
@@ -98,8 +159,8 @@ static void offer_copy(eng_engine *engine, eng_sequence *seq, eng_spec_offer *of
                                  (uint32_t)base_min(ENG_SPEC_BLOCK_MAX, room_of(seq)));
     offer->kind = draft.predicted ? ENG_SPEC_PREDICTION : ENG_SPEC_COPY;
     offer->sampled = is_sampled(seq);
-    offer->count = draft.count;
-    for (uint32_t j = 0; j < draft.count; j++)
+    offer->count = up_to_end(engine, seq, seq->draft, draft.count);
+    for (uint32_t j = 0; j < offer->count; j++)
         offer->bin[j] = (uint8_t)eng_spec_bin_match(draft.match + j);
     eng_spec_fill(&engine->spec, offer);
 }
@@ -109,7 +170,8 @@ static void offer_block(eng_engine *engine, eng_sequence *seq, eng_spec_offer *o
     uint32_t block = eng_draft_block(engine->draft);
     offer->kind = ENG_SPEC_BLOCK;
     offer->sampled = is_sampled(seq);
-    offer->count = (uint32_t)base_min(block, room_of(seq));
+    offer->count = up_to_end(engine, seq, engine->draft_tokens + (size_t)i * block,
+                             (uint32_t)base_min(block, room_of(seq)));
     for (uint32_t j = 0; j < offer->count; j++)
         offer->bin[j] =
             (uint8_t)eng_spec_bin_confidence(engine->draft_confidence[(size_t)i * block + j]);

@@ -4,11 +4,12 @@
 
 #include "engine/base/num.h"
 
-#define GAIN_MIN 1.02 /* below it the draft pass is not worth its noise */
-#define PROBE_EVERY 100
+#define GAIN_MIN 1.02      /* below it the draft pass is not worth its noise */
+#define PROBE_EVERY 100    /* rounds at least between two probes */
+#define PROBE_SHARE 0.005  /* of the time of rounds, for what probes are expected to lose */
 #define PRIOR 4.0f         /* observations that a first guess counts for */
 #define RATE_MIN 0.01f     /* weight of the newest outcome, once there are many */
-#define HISTORY_RATE 0.15f /* of the newest round */
+#define HISTORY_RATE 0.08f /* of the newest round */
 #define HISTORY_PROBE 0.5f /* of one that was run to find out */
 #define HISTORY_ALL 0.03f  /* the same for all sequences together */
 
@@ -111,7 +112,7 @@ double eng_spec_choose(const eng_spec *spec, eng_spec_offer *offers, uint32_t co
         if ((chance = take_next(offers, count)) <= 0)
             break;
         tokens += chance;
-        double rate = tokens / (eng_cost_of(cost, count + taken, context) + extra_ns);
+        double rate = tokens / (eng_cost_hope(cost, count + taken, context) + extra_ns);
         if (rate > best) {
             best = rate;
             best_taken = taken;
@@ -123,12 +124,38 @@ double eng_spec_choose(const eng_spec *spec, eng_spec_offer *offers, uint32_t co
     return best;
 }
 
+/* Of a number of rows that is an average. */
+static double cost_between(const eng_cost *cost, double rows, uint32_t context)
+{
+    double below = eng_cost_of(cost, (uint32_t)rows, context);
+    double above = eng_cost_of(cost, (uint32_t)rows + 1, context);
+    return below + (rows - floor(rows)) * (above - below);
+}
+
+/* Whether the other way is tried in this round. What it loses is how much longer it takes for its
+ * tokens than the better way would; a probe waits until the rounds since have earned that, so that
+ * all probes together lose at most PROBE_SHARE of the time (as far as what was learned is right),
+ * and the more a probe costs the rarer it is. */
+static bool probe_due(eng_spec *spec, bool drafts, double tokens, double round_ns, uint32_t count,
+                      double rate)
+{
+    double plain_ns = count / rate; /* with as many copies as pay, for one token of each */
+    double loss = drafts ? plain_ns - count * round_ns / tokens : round_ns - tokens / rate;
+    spec->earned_ns += PROBE_SHARE * (drafts ? round_ns : plain_ns);
+    if (spec->rounds < spec->probed + PROBE_EVERY || spec->earned_ns < loss)
+        return false;
+    spec->probed = spec->rounds;
+    spec->earned_ns = 0;
+    return true;
+}
+
 bool eng_spec_worthwhile(eng_spec *spec, const eng_spec_history *const *histories, uint32_t count,
                          uint32_t context, double rate)
 {
     const eng_spec_learned *learned = &spec->learned;
     double tokens = 0, rows = count, draft = eng_cost_of(&learned->draft, count, context);
-    spec->probe = ++spec->rounds % PROBE_EVERY == 0;
+    spec->rounds++;
+    spec->probe = false;
     if (rate <= 0) /* a pass without drafts comes first: what all else is compared with */
         return false;
     for (uint32_t i = 0; i < count; i++) {
@@ -139,9 +166,10 @@ bool eng_spec_worthwhile(eng_spec *spec, const eng_spec_history *const *historie
     }
     if (draft <= 0)
         return true;
-    double drafted =
-        tokens / (eng_cost_of(&learned->verify, (uint32_t)lround(rows), context) + draft);
-    return (drafted >= GAIN_MIN * rate) != spec->probe;
+    double round_ns = cost_between(&learned->verify, rows, context) + draft;
+    bool drafts = tokens >= GAIN_MIN * rate * round_ns;
+    spec->probe = probe_due(spec, drafts, tokens, round_ns, count, rate);
+    return drafts != spec->probe;
 }
 
 void eng_spec_observe_step(eng_spec *spec, uint32_t rows, bool prefill, uint32_t context,

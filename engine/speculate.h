@@ -13,8 +13,9 @@
  * what comes out (DSpark's Algorithm 1 has to stop at the first number of rows that does not raise
  * the rate, because its acceptance is by chance; here all are looked at, which finds the steps in
  * the time of a pass). Before the draft pass its gain is known only from the sequence's last ones;
- * it is left out where it would gain less than 2 % over doing without. In one round of a hundred
- * the opposite is done, so that neither side's figures grow old. */
+ * it is left out where it would gain less than 2 % over doing without. So that neither side's
+ * figures grow old, the opposite is done in at most one round of a hundred, and as rarely as it
+ * takes for all such rounds together to lose no more than half a percent of the time. */
 #pragma once
 #include "engine/cost.h"
 
@@ -46,9 +47,10 @@ typedef struct eng_spec_learned {
 
 typedef struct eng_spec {
     eng_spec_learned learned;
-    uint32_t fixed; /* not 0: always so many of the drafter's */
-    uint64_t rounds;
-    bool probe; /* the opposite is done in this round */
+    uint32_t fixed;          /* not 0: always so many of the drafter's */
+    uint64_t rounds, probed; /* probed: the last round with a probe */
+    double earned_ns;        /* since then: what the next one may lose */
+    bool probe;              /* the opposite is done in this round */
 } eng_spec;
 
 /* Draft tokens of one sequence. */

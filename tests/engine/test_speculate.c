@@ -2,6 +2,7 @@
  * file that keeps what was learned. All pure but the file. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,6 +81,34 @@ Test(eng_cost, the_whole_bucket_follows_a_slower_machine)
         eng_cost_observe(&cost, 5, 0, (uint64_t)(2 * affine(5, 0)));
     cr_assert_gt(eng_cost_of(&cost, 1, 0), 1.2 * affine(1, 0));
     cr_assert_gt(eng_cost_of(&cost, 5, 0), 1.9 * affine(5, 0));
+}
+
+/* What is not run any more keeps its place beside what is: a wobble of that does not add up. */
+Test(eng_cost, rows_that_are_not_run_do_not_drift)
+{
+    eng_cost cost = {0};
+    uint64_t dice = 0;
+    for (int i = 0; i < 400; i++)
+        eng_cost_observe(&cost, 1 + (uint32_t)i % 8, 0, (uint64_t)affine(1 + (uint32_t)i % 8, 0));
+    for (int i = 0; i < 200000; i++)
+        eng_cost_observe(&cost, 1, 0, (uint64_t)(affine(1, 0) * (0.7 + draw(&dice, 601) / 1000.0)));
+    double eight = eng_cost_of(&cost, 8, 0) / affine(8, 0);
+    cr_assert(eight > 0.85 && eight < 1.15, "%g of what 8 rows take", eight);
+}
+
+/* One unlucky pass does not rule a number of rows out. */
+Test(eng_cost, hopes_for_what_was_seen_rarely)
+{
+    eng_cost cost = {0};
+    for (int i = 0; i < 100; i++)
+        eng_cost_observe(&cost, 1, 0, 1000000);
+    eng_cost_observe(&cost, 8, 0, 2000000);
+    cr_assert_lt(eng_cost_hope(&cost, 8, 0), 1600000);
+    cr_assert_eq(eng_cost_of(&cost, 8, 0), 2000000);
+    for (int i = 0; i < 20; i++)
+        eng_cost_observe(&cost, 8, 0, 2000000);
+    cr_assert_eq(eng_cost_hope(&cost, 8, 0), eng_cost_of(&cost, 8, 0));
+    cr_assert_eq(eng_cost_hope(&cost, 1, 0), eng_cost_of(&cost, 1, 0));
 }
 
 /* ---- copies ---- */
@@ -268,7 +297,7 @@ Test(eng_spec, is_the_best_of_all_lengths)
         double rate = eng_spec_choose(&spec, &offer, 1, 0, extra, 64), best = 0, product = 1,
                tokens = 1;
         for (uint32_t n = 0; n <= ENG_SPEC_BLOCK_MAX; n++) {
-            double r = tokens / (eng_cost_of(&spec.learned.verify, 1 + n, 0) + extra);
+            double r = tokens / (eng_cost_hope(&spec.learned.verify, 1 + n, 0) + extra);
             best = r > best ? r : best;
             if (n < ENG_SPEC_BLOCK_MAX)
                 tokens += product *= (double)accept[n];
@@ -291,11 +320,12 @@ Test(eng_spec, leaves_the_draft_pass_out_where_it_does_not_pay_and_probes)
     eng_spec_offer offer = {.length = 3, .tokens = 1.5f};
     for (int i = 0; i < 100; i++)
         eng_spec_observe_offer(&spec, &history, &offer);
+    /* A probe loses 2.75 ms for its 1.5 tokens, half a percent of 500 plain passes. */
     uint32_t runs = 0;
-    for (int i = 0; i < 1000; i++)
+    for (int i = 0; i < 10000; i++)
         runs += eng_spec_worthwhile(&spec, histories, 1, 0, plain);
-    cr_assert_eq(runs, 10, "%u of 1000", runs);
-    /* Where it pays it is left out as rarely. */
+    cr_assert(runs >= 18 && runs <= 20, "%u of 10000", runs);
+    /* Where it pays, trying without loses little: once in a hundred. */
     eng_spec_init(&spec, 0);
     teach(&spec, 1e6, 1e4, 1e5);
     plain = 1 / eng_cost_of(&spec.learned.verify, 1, 0);
@@ -303,6 +333,103 @@ Test(eng_spec, leaves_the_draft_pass_out_where_it_does_not_pay_and_probes)
     for (int i = 0; i < 1000; i++)
         runs += eng_spec_worthwhile(&spec, histories, 1, 0, plain);
     cr_assert_eq(runs, 990, "%u of 1000", runs);
+}
+
+/* ---- never slower ---- */
+
+/* A stream on a machine whose passes take `base` + `row` a row, a fifth more or less, and whose
+ * drafter is right as often as its confidence says, which lies in [low, high]. */
+typedef struct stream {
+    double base, row, draft, low, high;
+    uint64_t dice;
+} stream;
+
+static double noisy(stream *s, double ns)
+{
+    return ns * (0.8 + draw(&s->dice, 401) / 1000.0);
+}
+
+/* Confidences of a block and how many of its tokens turn out right. */
+static uint32_t next_block(stream *s, float confidence[7])
+{
+    uint32_t right = 7;
+    for (uint32_t i = 7; i-- > 0;) {
+        confidence[i] = (float)(s->low + (s->high - s->low) * draw(&s->dice, 1001) / 1000);
+        if (draw(&s->dice, 1000) >= 1000 * (double)confidence[i])
+            right = i;
+    }
+    return right;
+}
+
+/* Tokens a second of so many rounds, drafts as eng_spec has them. */
+static double adaptive(eng_spec *spec, eng_spec_history *history, stream *s, uint32_t rounds)
+{
+    double tokens = 0, ns = 0;
+    for (uint32_t i = 0; i < rounds; i++) {
+        eng_spec_offer offer = {.kind = ENG_SPEC_BLOCK};
+        const eng_spec_history *histories[1] = {history->tokens > 0 ? history
+                                                                    : &spec->learned.history[0]};
+        double draft_ns = 0, rate = eng_spec_choose(spec, &offer, 1, 0, 0, 64);
+        uint32_t right = 0;
+        if (eng_spec_worthwhile(spec, histories, 1, 0, rate)) {
+            float confidence[7];
+            right = next_block(s, confidence);
+            offer.count = 7;
+            for (uint32_t j = 0; j < 7; j++)
+                offer.bin[j] = (uint8_t)eng_spec_bin_confidence(confidence[j]);
+            eng_spec_fill(spec, &offer);
+            draft_ns = noisy(s, s->draft);
+            eng_spec_observe_draft(spec, 1, 0, (uint64_t)draft_ns);
+            eng_spec_choose(spec, &offer, 1, 0, eng_cost_of(&spec->learned.draft, 1, 0), 64);
+            eng_spec_observe_offer(spec, history, &offer);
+        }
+        double pass = noisy(s, s->base + s->row * (1 + offer.length));
+        eng_spec_observe_step(spec, 1 + offer.length, false, 0, (uint64_t)pass);
+        uint32_t accepted = right < offer.length ? right : offer.length;
+        if (offer.length > 0)
+            eng_spec_observe_round(spec, &offer, accepted + (accepted < offer.length), accepted);
+        tokens += 1 + accepted;
+        ns += pass + draft_ns;
+    }
+    return tokens / ns;
+}
+
+/* The best of no drafts and of all fixed lengths, on average. */
+static double best_fixed(const stream *s)
+{
+    double best = 1 / (s->base + s->row), tokens = 1, chance = 1;
+    for (uint32_t length = 1; length <= 7; length++) {
+        chance *= (s->low + s->high) / 2;
+        tokens += chance;
+        best = fmax(best, tokens / (s->base + s->row * (1 + length) + s->draft));
+    }
+    return best;
+}
+
+/* Whatever a row and the draft pass cost and however good the drafter is: no slower than plain, and
+ * next to the best fixed length; also when the drafter becomes better or worse, once that was
+ * found out. */
+Test(eng_spec, is_never_slower_than_plain_and_near_the_best_length)
+{
+    static const double rows[] = {1e3, 1e5, 3e5, 9e5}, drafts[] = {1e5, 5e5, 1.5e6};
+    static const double ranges[][2] = {{0, 0.1}, {0.2, 0.6}, {0.5, 1}, {0.7, 0.9}, {0.95, 1}};
+    for (uint32_t r = 0; r < 4; r++)
+        for (uint32_t d = 0; d < 3; d++) {
+            eng_spec spec;
+            eng_spec_init(&spec, 0);
+            eng_spec_history history = {0};
+            for (uint32_t i = 0; i < 10; i++) { /* on from what the last one has taught */
+                uint32_t range = base_rand(8, r * 3 + d, i).v[0] % 5;
+                stream s = {1e6, rows[r], drafts[d], ranges[range][0], ranges[range][1], i};
+                adaptive(&spec, &history, &s, 3000);
+                double speed = adaptive(&spec, &history, &s, 10000);
+                double plain = 1 / (s.base + s.row), best = best_fixed(&s);
+                cr_expect_geq(speed, 0.99 * plain, "row %g, draft %g, range %u: %.3f of plain",
+                              s.row, s.draft, range, speed / plain);
+                cr_expect_geq(speed, 0.97 * best, "row %g, draft %g, range %u: %.3f of the best",
+                              s.row, s.draft, range, speed / best);
+            }
+        }
 }
 
 Test(eng_spec, learns_how_often_drafts_are_right)
