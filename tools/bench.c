@@ -692,7 +692,8 @@ static int usage(FILE *out)
             "A name selects by prefix: cal, c.gemv, c.gemm, c.pool, c.model, e.prefill, e.spec, "
             "e.host, e.idle, e.mixed, p.match, "
             "p.insert, p.branch, p.evict, "
-            "s.mask, s.compile, s.overhead, g.commit, g.req, b.ready. Without names: all.\n"
+            "s.mask, s.compile, s.overhead, g.commit, g.h2.raw, g.sse.tok, g.flood, g.mem, "
+            "g.req, b.ready. Without names: all.\n"
             "--peer-json FILE: an array of {bench, value, peer_version}; ratios are printed beside "
             "ours.\n"
             "Exit status 1 if a result is wrong.\n");
@@ -754,6 +755,7 @@ int main(int argc, char **argv)
     failed |= !bench_grammar(opt.model, opt.threads);
     failed |= !bench_gateway();
     failed |= !bench_commit();
+    failed |= !bench_wire(opt.server, opt.model);
     if (bench_wanted("g.req") || bench_wanted("b.ready") || bench_wanted("b.ready.again"))
         bench_server();
     json_decref(peers);

@@ -88,5 +88,8 @@ bool bench_restart(const char *model, uint32_t threads);
 bool bench_grammar(const char *model, uint32_t threads);
 /* g.ledger: what the ledger costs a turn with a long history. False if a result was wrong. */
 bool bench_gateway(void);
+/* g.h2.raw, g.sse.tok, g.flood, g.mem: the transport, and the program with the null engine.
+ * False if an answer is missing. */
+bool bench_wire(const char *program, const char *model);
 /* p.tier: a restore from the disk tier beside plain O_DIRECT reads. False if a result was wrong. */
 bool bench_store(void);
