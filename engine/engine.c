@@ -191,7 +191,8 @@ static void weigh(eng_engine *engine, eng_sequence *seq, uint32_t cached)
     const eng_request *request = &seq->request;
     uint32_t running = engine->stats.running, slots = engine->options.sequences_max;
     uint32_t beside = request->prefill_only ? running : (uint32_t)base_min(running, slots - 1);
-    uint32_t chunk = beside > 0 ? engine->chunk : engine->options.step_rows_max;
+    uint32_t chunk = beside > 0 ? atomic_load_explicit(&engine->chunk, memory_order_relaxed)
+                                : engine->options.step_rows_max;
     /* Others of its prompt wait for the one that runs it. */
     uint32_t uncached = request->follows != 0 ? 1 : request->token_count - cached;
     seq->expected = request->prefill_only          ? 0

@@ -167,7 +167,7 @@ struct eng_engine {
         uint32_t sequences, prefill, context, tokens;
         uint64_t ns;
     } last;
-    uint32_t chunk;                 /* prefill rows that the last step had room for beside others */
+    _Atomic uint32_t chunk;         /* prefill rows that the last step had room for beside others */
     bool page_bound;                /* the next in line waits for pages, not for a slot */
     uint64_t stepped_ns;            /* when the last step ended */
     bool warm;                      /* this one follows it without a pause */

@@ -693,7 +693,7 @@ static uint32_t plan_rows(eng_engine *engine)
     }
     uint32_t chunk = chunk_of(engine, decoding, furthest(engine));
     if (decoding > 0)
-        engine->chunk = chunk;
+        atomic_store_explicit(&engine->chunk, chunk, memory_order_relaxed);
     eng_sched_limits limits = {.rows_max = engine->options.step_rows_max,
                                .prefill_chunk = chunk,
                                .picks_max = engine->picks_max};
