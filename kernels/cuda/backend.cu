@@ -29,7 +29,8 @@ extern "C" {
 #define RING 16                  /* copies of host arrays under way */
 #define PIECE ((size_t)64 << 20) /* of a matrix that is rearranged at once */
 #define GRAPHS_MAX 512
-#define SMALL_ROWS 32 /* from here on, products are wide */
+#define PARTS ((size_t)256 << 20) /* of attention, before blocks are merged */
+#define SMALL_ROWS 32             /* from here on, products are wide */
 
 struct buffer {
     void *data = nullptr;
@@ -291,6 +292,26 @@ static bool halves(const gpu_weight *w)
 
 /* ---- products ---- */
 
+/* Warps of a small product's strip: as many as let all strips run at once, `most` on a processor.
+ */
+static uint32_t strip_warps(const cuda_device *d, uint32_t strips, uint32_t most)
+{
+    uint32_t warps = GPU_SLICES;
+    while (warps > 1 && strips * warps > (uint32_t)d->processors * most)
+        warps /= 2;
+    return warps;
+}
+
+/* `strips` in the grid's first two dimensions; `parts` of them share a block. `most`: warps that a
+ * processor holds of the kernel. */
+template <typename Args>
+static void launch_strips(cuda_device *d, void (*kernel)(Args), dim3 grid, uint32_t parts,
+                          uint32_t most, const Args &args)
+{
+    const uint32_t warps = strip_warps(d, grid.x * grid.y * parts, most) * parts;
+    launch_with(d, warps * RING_BYTES, kernel, grid, warps * 32, args);
+}
+
 /* What products read of x: normed by `norm` (NULL: as it is), rows picked by `pick` (device; NULL:
  * all). */
 static gpu_input input_of(cuda_device *d, const float *x, const float *norm, const uint32_t *pick,
@@ -308,7 +329,7 @@ static gpu_input input_of(cuda_device *d, const float *x, const float *norm, con
     if (want_floats && (norm || pick))
         in.floats = args.y = (float *)grow(d, &d->floats, (size_t)rows * cols * 4);
     if (args.halves || args.y)
-        launch(d, gpu_norm, dim3(rows), 256, args);
+        launch(d, gpu_norm, dim3(rows), NORM_THREADS, args);
     return in;
 }
 
@@ -340,9 +361,9 @@ static void products(cuda_device *d, const gpu_segment *segments, uint32_t count
         }
     }
     if (tiles.segments && rows <= 4)
-        launch(d, gpu_linear4, dim3(strips), 256, tiles);
+        launch_strips(d, gpu_linear4, dim3(strips), 1, 32, tiles);
     else if (tiles.segments)
-        launch(d, gpu_linear8, dim3(strips, ceil_div(rows, 8)), 256, tiles);
+        launch_strips(d, gpu_linear8, dim3(strips, ceil_div(rows, 8)), 1, 16, tiles);
     if (wide.segments)
         launch_with(d, WIDE_SHARED, gpu_linear_wide, dim3(groups, ceil_div(rows, GPU_WIDE)), 256,
                     wide);
@@ -385,7 +406,7 @@ static void norm(kn_device *device, float *y, const float *x, const float *w, ui
                  uint32_t cols, float eps)
 {
     const gpu_norm_args args = {x, w, nullptr, cols, eps, y, nullptr, nullptr};
-    launch(of(device), gpu_norm, dim3(rows), 256, args);
+    launch(of(device), gpu_norm, dim3(rows), NORM_THREADS, args);
 }
 
 static gpu_rope rope_of(const kn_rope *rope)
@@ -487,15 +508,21 @@ static void select_blocks(kn_device *device, kn_kv *kv, const kn_rows *rows, con
                             blocks,     a->blocks,
                             a->margin};
     args.score = (float *)grow(d, &d->score, (size_t)n * a->index_heads * blocks * 4);
-    const bool four = kv->shape.type == KN_KV_NVFP4 && a->index_heads <= 8;
-    if (four && (a->index_dim == 64 || a->index_dim == 128)) {
+    const bool fits = kv->shape.type == KN_KV_NVFP4 && 8 % a->index_heads == 0;
+    if (fits && (a->index_dim == 64 || a->index_dim == 128)) {
+        const bool wide = a->index_dim == 128, many = n * a->index_heads > 8;
         const uint32_t most = (uint32_t)d->processors * 16;
-        const dim3 grid(base_min(ceil_div(blocks, 4), most), n);
-        launch(d, a->index_dim == 64 ? gpu_index_scan64 : gpu_index_scan128, grid, 128, args);
+        const dim3 grid(base_min(ceil_div(blocks, 4), most),
+                        ceil_div(n * a->index_heads, many ? 32 : 8));
+        launch(d,
+               many ? (wide ? gpu_index_scan128_many : gpu_index_scan64_many)
+                    : (wide ? gpu_index_scan128 : gpu_index_scan64),
+               grid, 128, args);
     } else {
         launch(d, gpu_index_scan, dim3(blocks, n), 128, args);
     }
-    launch(d, gpu_choose, dim3(a->index_heads, n), 256, args);
+    CHECK(blocks <= CHOOSE_BLOCKS);
+    launch_with(d, blocks * 4, gpu_choose, dim3(a->index_heads, n), 256, args);
 }
 
 static void attend(kn_device *device, kn_kv *kv, const kn_rows *rows, const kn_attend *a)
@@ -504,24 +531,30 @@ static void attend(kn_device *device, kn_kv *kv, const kn_rows *rows, const kn_a
     const uint32_t n = rows->rows, group = a->q_heads / a->kv_heads, dim = a->head_dim;
     CHECK(group <= GPU_GROUP_MAX && dim <= GPU_HEAD_DIM_MAX);
     const gpu_rows at = stage(d, rows);
-    gpu_attend_args args = {at,      pages_of(kv, a->layer),           a->q, a->q_heads, a->blocks,
-                            a->topk, (float)(1.0 / sqrt((double)dim)), 1,    nullptr,    0,
-                            a->out};
+    gpu_attend_args args = {};
+    args.rows = at;
+    args.kv = pages_of(kv, a->layer);
+    args.q = a->q;
+    args.q_heads = a->q_heads;
+    args.blocks = a->blocks;
+    args.topk = a->topk;
+    args.scale = (float)(1.0 / sqrt((double)dim));
     args.slots = a->blocks ? a->topk : bucket(d->longest);
-    /* Side by side while that fills the processors and the parts are few. */
-    if (n * a->kv_heads < (uint32_t)d->processors * 4 && args.slots > 1 && args.slots <= 4096) {
-        args.split = args.slots;
-        args.part = (float *)grow(d, &d->part, (size_t)n * a->q_heads * args.slots * (dim + 2) * 4);
+    args.out = a->out;
+    const size_t row = (size_t)a->q_heads * args.slots * (dim + 2) * 4;
+    const uint32_t most = (uint32_t)base_min(n, base_max(1, PARTS / row));
+    args.part = (float *)grow(d, &d->part, most * row);
+    for (; args.first < n; args.first += most) {
+        const uint32_t rows_now = n - args.first < most ? n - args.first : most;
+        const dim3 grid(a->kv_heads, rows_now, args.slots);
+        if (kv->shape.type == KN_KV_NVFP4 && dim == 128)
+            launch(d, gpu_attend128, grid, 256, args);
+        else if (kv->shape.type == KN_KV_NVFP4 && dim == 64)
+            launch(d, gpu_attend64, grid, 128, args);
+        else
+            launch(d, gpu_attend_any, grid, 128, args);
+        launch(d, gpu_attend_merge, dim3(a->q_heads, rows_now), 128, args);
     }
-    const dim3 grid(a->kv_heads, n, args.split);
-    if (kv->shape.type == KN_KV_NVFP4 && dim == 128)
-        launch(d, gpu_attend128, grid, 128, args);
-    else if (kv->shape.type == KN_KV_NVFP4 && dim == 64)
-        launch(d, gpu_attend64, grid, 128, args);
-    else
-        launch(d, gpu_attend_any, grid, 128, args);
-    if (args.split > 1)
-        launch(d, gpu_attend_merge, dim3(a->q_heads, n), 128, args);
 }
 
 static void draft_attend(kn_device *device, const kn_kv *kv, const kn_draft_attend *a)
@@ -634,11 +667,11 @@ static void experts_run(cuda_device *d, const gpu_expert_args *a, uint32_t inner
         launch_with(d, WIDE_SHARED, gpu_expert_up_wide, dim3(ceil_div(up, 4), tiles), 256, *a);
         launch_with(d, WIDE_SHARED, gpu_expert_down_wide, dim3(ceil_div(down, 8), tiles), 256, *a);
     } else if (most == 8) {
-        launch(d, gpu_expert_up8, dim3(up, tiles), 256, *a);
-        launch(d, gpu_expert_down8, dim3(down, tiles), 256, *a);
+        launch_strips(d, gpu_expert_up8, dim3(up, tiles), 2, 16, *a);
+        launch_strips(d, gpu_expert_down8, dim3(down, tiles), 1, 16, *a);
     } else {
-        launch(d, gpu_expert_up4, dim3(up, tiles), 256, *a);
-        launch(d, gpu_expert_down4, dim3(down, tiles), 256, *a);
+        launch_strips(d, gpu_expert_up4, dim3(up, tiles), 2, 32, *a);
+        launch_strips(d, gpu_expert_down4, dim3(down, tiles), 1, 32, *a);
     }
 }
 
@@ -658,7 +691,7 @@ static void mlp(kn_device *device, uint32_t rows, const kn_mlp *a)
 static void moe(kn_device *device, uint32_t rows, const kn_moe *a)
 {
     cuda_device *d = of(device);
-    CHECK(a->experts <= 1024 && a->topk <= GPU_ROUTES_MAX && a->topk <= a->experts);
+    CHECK(a->experts < 1024 && a->topk <= GPU_ROUTES_MAX && a->topk <= a->experts);
     const bool shared = a->shared_inner > 0;
     const uint32_t slots = a->topk + shared;
     const experts *m = mixture_of(d, a->w1, a->w3, a->w2, a->experts,
@@ -666,26 +699,29 @@ static void moe(kn_device *device, uint32_t rows, const kn_moe *a)
     const gpu_input in =
         input_of(d, a->x, a->norm, nullptr, rows, a->hidden, a->eps, m->halves_in, true);
 
-    gpu_segment router = {};
-    router.w = {(const uint8_t *)a->router,
-                nullptr,
-                1.0f,
-                KN_F32,
-                a->experts,
-                a->hidden,
-                a->experts % 16 == 0 && a->hidden % 64 == 0};
-    router.y = (float *)grow(d, &d->logits, (size_t)rows * a->experts * 4);
-    router.stride = a->experts;
-    products(d, &router, 1, in, rows, a->hidden, false);
-
     const size_t pairs = (size_t)rows * slots;
-    gpu_route_args route = {router.y, a->bias,         rows,         a->experts,      a->topk,
-                            slots,    a->routed_scale, a->route_ids, a->route_weights};
+    gpu_route_args route = {
+        nullptr,      a->bias,         1, rows, a->experts, a->topk, a->routed_scale,
+        a->route_ids, a->route_weights};
+    if (a->experts % 16 == 0 && a->hidden % 16 == 0) {
+        float *part = (float *)grow(d, &d->logits, (size_t)rows * a->experts * ROUTER_SLICES * 4);
+        route.logits = part;
+        route.slices = ROUTER_SLICES;
+        launch(d, gpu_router, dim3(a->experts / 16, ceil_div(rows, 8), ROUTER_SLICES / 8), 256,
+               a->router, in.floats, a->hidden, rows, a->experts, part);
+    } else {
+        gpu_segment plain = {};
+        plain.w = {(const uint8_t *)a->router, nullptr, 1.0f, KN_F32, a->experts, a->hidden, 0};
+        plain.stride = a->experts;
+        plain.y = (float *)grow(d, &d->logits, (size_t)rows * a->experts * 4);
+        route.logits = plain.y;
+        products(d, &plain, 1, in, rows, a->hidden, false);
+    }
     if (!route.ids)
         route.ids = (int32_t *)grow(d, &d->ids, pairs * 4);
     if (!route.weights)
         route.weights = (float *)grow(d, &d->weights, pairs * 4);
-    launch(d, gpu_route, dim3(ceil_div(rows, 8)), 256, route);
+    launch(d, gpu_route, dim3(rows), 256, route);
 
     const bool wide = m->wide && rows * a->topk > a->experts * 8;
     const uint32_t most = wide ? GPU_WIDE : rows > 4 ? 8 : 4;
@@ -695,7 +731,7 @@ static void moe(kn_device *device, uint32_t rows, const kn_moe *a)
     group.pairs = (uint32_t *)grow(d, &d->pairs, pairs * 4);
     group.tiles = (uint32_t *)grow(d, &d->tiles, ((size_t)tiles * 3 + 1) * 4) + 1;
     group.tile_count = (uint32_t *)d->tiles.data;
-    launch(d, gpu_group, dim3(1), 1024, group);
+    launch(d, gpu_group, dim3(1), ceil_div(a->experts + 1, 256) * 256, group);
 
     gpu_expert_args args = expert_args(d, m, in, rows, slots, a->hidden, &a->act);
     args.tiles = group.tiles;
@@ -788,6 +824,8 @@ static void fill(kn_device *device, void *dst, size_t bytes, uint64_t seed, uint
                                                                            seed, stream, at);
         TRY(d, cudaGetLastError());
     }
+    /* What was filled may be a weight, and those are read ahead of wait_for_previous. */
+    TRY(d, cudaStreamSynchronize(d->stream));
 }
 
 static void wait(kn_device *device)
@@ -949,11 +987,22 @@ static base_code create(kn_device **out, const kn_device_options *options, base_
         cudaGetDeviceProperties(&prop, (int)options->index) != cudaSuccess)
         return base_fail(err, BASE_DEVICE, "cuda: GPU %u does not answer", options->index);
     code = cudaFuncGetAttributes(&loaded, gpu_norm);
-    for (const void *wide : {(const void *)gpu_linear_wide, (const void *)gpu_expert_up_wide,
-                             (const void *)gpu_expert_down_wide})
+    static const struct {
+        const void *kernel;
+        int bytes;
+    } large[] = {{(const void *)gpu_linear_wide, WIDE_SHARED},
+                 {(const void *)gpu_expert_up_wide, WIDE_SHARED},
+                 {(const void *)gpu_expert_down_wide, WIDE_SHARED},
+                 {(const void *)gpu_linear4, 8 * RING_BYTES},
+                 {(const void *)gpu_linear8, 8 * RING_BYTES},
+                 {(const void *)gpu_expert_up4, 16 * RING_BYTES},
+                 {(const void *)gpu_expert_up8, 16 * RING_BYTES},
+                 {(const void *)gpu_expert_down4, 8 * RING_BYTES},
+                 {(const void *)gpu_expert_down8, 8 * RING_BYTES}};
+    for (const auto &k : large)
         if (code == cudaSuccess)
-            code = cudaFuncSetAttribute(wide, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        WIDE_SHARED);
+            code = cudaFuncSetAttribute(k.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        k.bytes);
     if (code != cudaSuccess)
         return base_fail(err, BASE_UNSUPPORTED, "cuda: no code for %s (sm_%d%d): %s", prop.name,
                          prop.major, prop.minor, cudaGetErrorString(code));

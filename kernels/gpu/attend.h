@@ -1,9 +1,9 @@
 /* gpu/attend: the index scan, the choice of blocks, and attention over pages.
  *
  * Attention, the written reduction: each block of 128 positions apart: s = scale * dot; m its
- * largest; p = gpu_exp(s - m), 0 where masked; l the sum of p; o = sum of p v. Blocks are merged in
- * ascending number: M' = max(M, m), c = exp(M - M'), d = exp(m - M'): L = L c + l d, O = O c + o d.
- * At the end O / L. Who computes a block, and when, changes nothing. */
+ * largest; p = gpu_exp(s - m), 0 where masked; l the sum of p; o = sum of p v. Then, with M the
+ * largest m and w = gpu_exp(m - M): L = sum of l w and O = sum of o w, blocks in ascending number,
+ * from 0; O / L. Who computes a block, and when, changes nothing. */
 #pragma once
 #include "kernels/gpu/rows.h"
 
@@ -27,8 +27,8 @@ typedef struct gpu_select_args {
 GPU_KERNEL(128) gpu_index_scan(gpu_select_args a)
 {
     GPU_SHARED float q[GPU_HEAD_DIM_MAX], most[4];
-    wait_for_previous();
     launch_dependents();
+    wait_for_previous();
     const uint32_t b = block_x(), r = block_y(), pos = (uint32_t)a.rows.pos[r];
     if (b > pos / 128)
         return;
@@ -67,14 +67,32 @@ GPU_FN void page_halves(uint32_t out[4], uint32_t w, uint32_t scale)
         out[i] = h2_of_e4m3(e4m3_of_h2(h2_mul(h2_mul(out[i], 0x74007400u), scale)));
 }
 
-/* A lane's share of a query of DIM values for page_halves' order: t covers DIM / 4 of them. */
-template <int DIM> GPU_FN void query_halves(uint32_t out[DIM / 8], const float *q)
+/* Queries as halves in page_halves' order, in shared memory by the whole block: row c is
+ * columns[c]'s, DIM / 2 words, rows DIM / 2 + 4 apart so that eight lanes meet eight banks. Word
+ * t * DIM / 8 + i of a row is what lane t reads as number i: values t DIM / 4 + 8 (i / 4) + i % 4
+ * and the fourth after it. */
+template <int DIM>
+GPU_FN void query_stage(uint32_t *to, const float *q, uint64_t heads_apart, uint32_t count)
 {
-    const float *mine = q + (lane_of() & 3) * (DIM / 4);
+    for (uint32_t w = thread_x(); w < count * (DIM / 2); w += threads_x()) {
+        const uint32_t c = w / (DIM / 2), i = w % (DIM / 2), j = i % (DIM / 8);
+        const float *at = q + c * heads_apart + i / (DIM / 8) * (DIM / 4) + j / 4 * 8 + j % 4;
+        to[c * (DIM / 2 + 4) + i] = h2_of(at[0], at[4]);
+    }
+}
+
+/* A lane's share of row `c`. */
+template <int DIM>
+GPU_FN void query_halves(uint32_t out[DIM / 8], const uint32_t *staged, uint32_t c)
+{
+    const uint32_t *mine = staged + c * (DIM / 2 + 4) + (lane_of() & 3) * (DIM / 8);
 #pragma unroll
-    for (int i = 0; i < DIM / 8; i++) { /* word i / 4, pair i % 4 */
-        const int k = i / 4 * 8 + i % 4;
-        out[i] = h2_of(mine[k], mine[k + 4]);
+    for (int i = 0; i < DIM / 8; i += 4) {
+        const uint4 v = *(const uint4 *)(mine + i);
+        out[i] = v.x;
+        out[i + 1] = v.y;
+        out[i + 2] = v.z;
+        out[i + 3] = v.w;
     }
 }
 
@@ -120,153 +138,206 @@ GPU_FN void keys_times(float acc[NT][4], const uint8_t *rows, const uint32_t q[N
     }
 }
 
-/* NVFP4 pages: a warp a block at a time, 16 keys a product. Grid: any, rows. 128 threads. */
-template <int DIM> GPU_FN void index_scan_nvfp4(const gpu_select_args *a)
+/* NVFP4 pages: a warp a block at a time, 16 keys a product, whose columns are the heads of as many
+ * rows as fit; rows of several sequences in turn. `heads` divides 8. Grid: any, rows / (NT * 8 /
+ * heads). 128 threads. */
+template <int DIM, int NT> GPU_FN void index_scan_nvfp4(const gpu_select_args *a)
 {
-    const uint32_t r = block_y(), pos = (uint32_t)a->rows.pos[r], g = lane_of() >> 2,
-                   t = lane_of() & 3;
-    uint32_t q[1][DIM / 8];
-    query_halves<DIM>(q[0], a->index_q + ((uint64_t)r * a->heads + (g < a->heads ? g : 0)) * DIM);
-    for (uint32_t b = block_x() * 4 + warp_of(); b <= pos / 128; b += blocks_x() * 4) {
-        const uint8_t *rows =
-            page_row(&a->kv, page_of(&a->rows, a->rows.seq[r], b * 128), 2 * a->kv.kv_heads, 0);
-        float most[2] = {-GPU_INFINITY, -GPU_INFINITY};
-        const uint32_t seen = pos - b * 128 < 127 ? pos - b * 128 : 127; /* last visible key */
-#pragma unroll 4
-        for (uint32_t i = 0; i < 8; i++) {
-            float acc[1][4] = {{0.0f, 0.0f, 0.0f, 0.0f}};
-            keys_times<DIM, 1>(acc, rows + i * 16 * (DIM / 2 + DIM / 16), q);
-            if (i * 16 + g <= seen) {
-                most[0] = fmaxf(most[0], acc[0][0]);
-                most[1] = fmaxf(most[1], acc[0][1]);
-            }
-            if (i * 16 + g + 8 <= seen) {
-                most[0] = fmaxf(most[0], acc[0][2]);
-                most[1] = fmaxf(most[1], acc[0][3]);
+    const uint32_t g = lane_of() >> 2, t = lane_of() & 3, each = NT * 8 / a->heads;
+    GPU_SHARED __align__(16) uint32_t staged[NT * 8 * (DIM / 2 + 4)];
+    const uint32_t first = block_y() * each;
+    const uint32_t end = first + each < a->rows.rows ? first + each : a->rows.rows;
+    uint32_t row = first;
+    while (row < end) {
+        /* Rows of one sequence stand together, ascending. */
+        const uint32_t seq = a->rows.seq[row];
+        uint32_t after = row + 1;
+        while (after < end && a->rows.seq[after] == seq)
+            after++;
+        uint32_t q[NT][DIM / 8], pos[NT][2];
+        sync_block();
+        query_stage<DIM>(staged, a->index_q + (uint64_t)row * a->heads * DIM, DIM,
+                         (after - row) * a->heads);
+        sync_block();
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            const uint32_t mine = n * 8 + g;
+            query_halves<DIM>(q[n], staged, mine < (after - row) * a->heads ? mine : 0);
+#pragma unroll
+            for (uint32_t i = 0; i < 2; i++) { /* of the columns that this lane gets back */
+                const uint32_t c = row + (n * 8 + t * 2 + i) / a->heads;
+                pos[n][i] = (uint32_t)a->rows.pos[c < after ? c : row];
             }
         }
-        for (uint32_t m = 4; m < 32; m *= 2) {
-            most[0] = fmaxf(most[0], shfl_xor(most[0], m));
-            most[1] = fmaxf(most[1], shfl_xor(most[1], m));
+        const uint32_t last = (uint32_t)a->rows.pos[after - 1] / 128;
+        for (uint32_t b = block_x() * 4 + warp_of(); b <= last; b += blocks_x() * 4) {
+            const uint8_t *rows =
+                page_row(&a->kv, page_of(&a->rows, seq, b * 128), 2 * a->kv.kv_heads, 0);
+            float most[NT][2];
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+                most[n][0] = most[n][1] = -GPU_INFINITY;
+#pragma unroll(NT == 1 ? 4 : 2)
+            for (uint32_t k = 0; k < 8; k++) {
+                float acc[NT][4];
+#pragma unroll
+                for (int n = 0; n < NT; n++)
+                    acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0.0f;
+                keys_times<DIM, NT>(acc, rows + k * 16 * (DIM / 2 + DIM / 16), q);
+                const uint32_t u = b * 128 + k * 16 + g;
+#pragma unroll
+                for (int n = 0; n < NT; n++)
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        if (u <= pos[n][i])
+                            most[n][i] = fmaxf(most[n][i], acc[n][i]);
+                        if (u + 8 <= pos[n][i])
+                            most[n][i] = fmaxf(most[n][i], acc[n][i + 2]);
+                    }
+            }
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+#pragma unroll
+                for (uint32_t i = 0; i < 2; i++) {
+                    for (uint32_t m = 4; m < 32; m *= 2)
+                        most[n][i] = fmaxf(most[n][i], shfl_xor(most[n][i], m));
+                    const uint32_t c = n * 8 + t * 2 + i, r = row + c / a->heads;
+                    if (g == 0 && r < after && b <= pos[n][i] / 128)
+                        a->score[((uint64_t)r * a->heads + c % a->heads) * a->stride + b] =
+                            most[n][i];
+                }
         }
-        for (uint32_t i = 0; i < 2; i++)
-            if (g == 0 && t * 2 + i < a->heads)
-                a->score[((uint64_t)r * a->heads + t * 2 + i) * a->stride + b] = most[i];
+        row = after;
     }
 }
 
 GPU_KERNEL(128) gpu_index_scan64(gpu_select_args a)
 {
-    wait_for_previous();
     launch_dependents();
-    index_scan_nvfp4<64>(&a);
+    wait_for_previous();
+    index_scan_nvfp4<64, 1>(&a);
 }
 
 GPU_KERNEL(128) gpu_index_scan128(gpu_select_args a)
 {
-    wait_for_previous();
     launch_dependents();
-    index_scan_nvfp4<128>(&a);
+    wait_for_previous();
+    index_scan_nvfp4<128, 1>(&a);
+}
+
+GPU_KERNEL(128) gpu_index_scan64_many(gpu_select_args a)
+{
+    launch_dependents();
+    wait_for_previous();
+    index_scan_nvfp4<64, 4>(&a);
+}
+
+GPU_KERNEL(128) gpu_index_scan128_many(gpu_select_args a)
+{
+    launch_dependents();
+    wait_for_previous();
+    index_scan_nvfp4<128, 4>(&a);
 }
 
 /* ---- the choice ---- */
 
-/* Order of a score, as an unsigned number; with the block's number below it, larger is better and
- * equal scores go to the lower block. 0 is nothing. */
-GPU_FN uint64_t rank_of(float score, uint32_t block)
+#define CHOOSE_BLOCKS 8192 /* in shared memory: contexts of 1,048,576 */
+
+/* Order of a score, as an unsigned number. */
+GPU_FN uint32_t rank_of(float score)
 {
     const uint32_t u = bits_of(score);
-    return (uint64_t)(u >> 31 ? ~u : u | 0x80000000u) << 32 | (0xffffffffu - block);
+    return u >> 31 ? ~u : u | 0x80000000u;
 }
 
-GPU_FN float score_of(uint64_t rank)
+GPU_FN float score_of(uint32_t rank)
 {
-    const uint32_t u = (uint32_t)(rank >> 32);
-    return float_of(u >> 31 ? u & 0x7fffffffu : ~u);
+    return float_of(rank >> 31 ? rank & 0x7fffffffu : ~rank);
 }
 
-GPU_FN uint64_t warp_best(uint64_t v)
-{
-    for (uint32_t m = 16; m; m /= 2) {
-        const uint64_t other =
-            (uint64_t)shfl_xor_u((uint32_t)(v >> 32), m) << 32 | shfl_xor_u((uint32_t)v, m);
-        v = other > v ? other : v;
-    }
-    return v;
-}
-
-/* Each of 8 warps takes the best of its eighth, the first warp the best of those. Grid: heads,
- * rows. The loop of a warp: the lane whose best was taken looks for its next. */
+/* The k-th largest score bit by bit, by counting who is not below; then what is above it, and of
+ * its equals the lowest block numbers. A thread has consecutive blocks. Grid: heads, rows. Dynamic
+ * shared memory: a word a block of the context. */
 GPU_KERNEL(256) gpu_choose(gpu_select_args a)
 {
-    GPU_SHARED uint64_t best[8 * (GPU_TOPK_MAX + 1)];
-    GPU_SHARED int32_t chosen[GPU_TOPK_MAX];
-    wait_for_previous();
+    GPU_SHARED uint32_t counts[33], shared[32];
+    uint32_t *key = (uint32_t *)dynamic_shared();
     launch_dependents();
-    const uint32_t h = block_x(), r = block_y(), lane = lane_of();
+    if (thread_x() < 33)
+        counts[thread_x()] = 0;
+    wait_for_previous();
+    const uint32_t h = block_x(), r = block_y(), i = thread_x();
     const uint32_t own = (uint32_t)a.rows.pos[r] / 128, count = own + 1;
     const float *score = a.score + ((uint64_t)r * a.heads + h) * a.stride;
-    /* Forced: the first `init`, and own - local + 1 … own. */
+    /* Forced: the first `init`, and own - local + 1 … own. Between them is the contest. */
     const uint32_t init = a.init < count ? a.init : count;
     const uint32_t near = own + 1 > a.local ? own + 1 - a.local : 0;
-    const uint32_t from = init, to = near > init ? near : init; /* the contest's blocks */
-    const uint32_t forced = init + (count - to);
-    const uint32_t wanted = a.topk - forced + 1; /* and the first one left out */
-    const uint32_t part = (to - from + 7) / 8, first = from + warp_of() * part;
-    const uint32_t end = first + part < to ? first + part : to;
-    uint64_t mine = 0;
-    for (uint32_t b = first + lane; b < end; b += 32)
-        mine = rank_of(score[b], b) > mine ? rank_of(score[b], b) : mine;
-    for (uint32_t i = 0; i < wanted; i++) {
-        const uint64_t top = warp_best(mine);
-        if (lane == 0)
-            best[warp_of() * wanted + i] = top;
-        if (top && mine == top) {
-            mine = 0;
-            for (uint32_t b = first + lane; b < end; b += 32) {
-                const uint64_t rank = rank_of(score[b], b);
-                mine = rank < top && rank > mine ? rank : mine;
-            }
-        }
-    }
+    const uint32_t to = near > init ? near : init, n = to - init, forced = init + (count - to);
+    const uint32_t k = a.topk - forced, taken = n < k ? n : k;
+    const bool contest = n > k && k > 0;
+    for (uint32_t b = i; b < n; b += 256)
+        key[b] = rank_of(score[init + b]);
     sync_block();
-    if (warp_of())
-        return;
-    uint64_t last = 0, next = 0;
-    uint32_t n = 0;
-    uint32_t head = 0; /* lanes 0 to 7: how much of a warp's list was taken */
-    for (uint32_t i = 0; i < wanted; i++) {
-        const uint64_t top = warp_best(lane < 8 && head < wanted ? best[lane * wanted + head] : 0);
-        if (lane < 8 && head < wanted && top && best[lane * wanted + head] == top)
-            head++;
-        if (i + 1 == wanted) {
-            next = top;
-        } else if (top) {
-            last = top;
-            if (lane == 0)
-                chosen[n] = (int32_t)(0xffffffffu - (uint32_t)top);
-            n++;
-        }
+    const uint32_t part = (n + 255) / 256, from = i * part < n ? i * part : n;
+    const uint32_t end = from + part < n ? from + part : n;
+    uint32_t limit = 0;
+    for (int bit = 31; bit >= 0 && contest; bit--) {
+        const uint32_t next = limit | 1u << bit;
+        uint32_t c = 0;
+        for (uint32_t b = i; b < n; b += 256)
+            c += key[b] >= next;
+        c = warp_sum_u(c);
+        if (lane_of() == 0 && c)
+            add_shared(&counts[bit], c);
+        sync_block();
+        const uint32_t reached = counts[bit];
+        if (reached >= k)
+            limit = next;
+        if (reached == k) /* exactly those: their lowest is of no interest, but for the margin */
+            break;
     }
-    sync_warp();
-    for (uint32_t i = lane; i < forced; i += 32)
-        chosen[n + i] = (int32_t)(i < init ? i : to + i - init);
-    n += forced;
-    sync_warp();
+    uint32_t above = 0, equal = 0, all, all_above, all_equal;
+    for (uint32_t b = from; b < end; b++) {
+        above += n <= k || (contest && key[b] > limit);
+        equal += contest && key[b] == limit;
+    }
+    block_before(above, shared, &all_above);
+    const uint32_t equal_before = block_before(equal, shared, &all_equal);
+    const uint32_t room = taken - all_above; /* for equals, in ascending order */
+    uint32_t mine = above;
+    if (equal_before < room)
+        mine += equal < room - equal_before ? equal : room - equal_before;
+    uint32_t at = block_before(mine, shared, &all) + init, equals = equal_before;
     int32_t *out = a.blocks + ((uint64_t)r * a.heads + h) * a.topk;
-    for (uint32_t i = lane; i < a.topk; i += 32) {
-        if (i >= n) {
-            out[i] = -1;
-            continue;
-        }
-        uint32_t below = 0;
-        for (uint32_t j = 0; j < n; j++)
-            below += chosen[j] < chosen[i];
-        out[below] = chosen[i];
+    for (uint32_t b = from; b < end; b++) {
+        bool take = n <= k || (contest && key[b] > limit);
+        if (contest && key[b] == limit)
+            take = equals++ < room;
+        if (take)
+            out[at++] = (int32_t)(init + b);
     }
-    if (a.margin && lane == 0)
-        a.margin[(uint64_t)r * a.heads + h] =
-            next ? (last ? score_of(last) : GPU_INFINITY) - score_of(next) : GPU_INFINITY;
+    for (uint32_t b = i; b < init; b += 256)
+        out[b] = (int32_t)b;
+    for (uint32_t b = i; to + b < count; b += 256)
+        out[init + taken + b] = (int32_t)(to + b);
+    for (uint32_t b = forced + taken + i; b < a.topk; b += 256)
+        out[b] = -1;
+    if (!a.margin)
+        return;
+    float last = GPU_INFINITY, next = -GPU_INFINITY; /* the worst taken, the best left out */
+    for (uint32_t b = i; b < n; b += 256) {
+        const float v = score_of(key[b]);
+        if (contest && key[b] >= limit)
+            last = fminf(last, v);
+        else
+            next = fmaxf(next, v);
+    }
+    last = -block_max(-last, (float *)shared);
+    next = block_max(next, (float *)shared);
+    if (all_equal > room)
+        next = last;
+    if (i == 0)
+        a.margin[(uint64_t)r * a.heads + h] = contest ? last - next : GPU_INFINITY;
 }
 
 /* ---- attention ---- */
@@ -279,43 +350,36 @@ typedef struct gpu_attend_args {
     const int32_t *blocks; /* [rows, kv_heads, topk], or NULL: all */
     uint32_t topk;
     float scale;
-    uint32_t split; /* slots side by side; 1: one block does them all, in order */
-    float *part;    /* [rows, q_heads, slots, head_dim + 2]: o, m, l */
+    float *part;    /* [rows at once, q_heads, slots, head_dim + 2]: o, m, l */
     uint32_t slots; /* of `part`: topk, or the blocks of the longest context */
+    uint32_t first; /* row of block_y() 0 */
     float *out;
 } gpu_attend_args;
-
-/* Merges a block's part into the running one. */
-GPU_FN void merge(float *m, float *l, float *o, float bm, float bl, float bo)
-{
-    const float most = fmaxf(*m, bm), c = gpu_exp(*m - most), d = gpu_exp(bm - most);
-    *l = fma_rn(*l, c, mul_rn(bl, d));
-    *o = fma_rn(*o, c, mul_rn(bo, d));
-    *m = most;
-}
 
 /* The block number of a slot; -1: none. */
 GPU_FN int32_t slot_block(const gpu_attend_args *a, uint32_t r, uint32_t kv_head, uint32_t slot)
 {
     if (a->blocks)
-        return slot < a->topk ? a->blocks[((uint64_t)r * a->kv.kv_heads + kv_head) * a->topk + slot]
-                              : -1;
+        return a->blocks[((uint64_t)r * a->kv.kv_heads + kv_head) * a->topk + slot];
     return slot <= (uint32_t)a->rows.pos[r] / 128 ? (int32_t)slot : -1;
 }
 
-/* s[head][key] of one block to p, m and l: shared p[G][128], m[G], l[G]. 128 threads. */
+/* s[head][key] of one block to p, m and l: shared p[group][STRIDE], m[group], l[group]. */
+template <int STRIDE>
 GPU_FN void block_softmax(float *p, float *m, float *l, uint32_t group, uint32_t seen)
 {
-    for (uint32_t h = warp_of(); h < group; h += 4) {
+    for (uint32_t h = warp_of(); h < group; h += threads_x() / 32) {
         float s[4], most = -GPU_INFINITY, sum = 0.0f;
+#pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
-            s[i] = p[h * 128 + i * 32 + lane_of()];
+            s[i] = p[h * STRIDE + i * 32 + lane_of()];
             most = fmaxf(most, i * 32 + lane_of() <= seen ? s[i] : -GPU_INFINITY);
         }
         most = warp_max(most);
+#pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
             s[i] = i * 32 + lane_of() <= seen ? gpu_exp(s[i] - most) : 0.0f;
-            p[h * 128 + i * 32 + lane_of()] = s[i];
+            p[h * STRIDE + i * 32 + lane_of()] = s[i];
             sum = add_rn(sum, s[i]);
         }
         sum = warp_sum(sum);
@@ -327,271 +391,241 @@ GPU_FN void block_softmax(float *p, float *m, float *l, uint32_t group, uint32_t
     sync_block();
 }
 
-/* Any page type and size. Thread = key, then thread = dim. Grid: kv heads, rows, split. */
+/* Where a block's o, m and l go. */
+GPU_FN float *part_of(const gpu_attend_args *a, uint32_t head, uint32_t slot)
+{
+    return a->part +
+           (((uint64_t)block_y() * a->q_heads + head) * a->slots + slot) * (a->kv.head_dim + 2);
+}
+
+/* Any page type and size. Thread = key, then thread = dim. Grid: kv heads, rows, slots. */
 GPU_KERNEL(128) gpu_attend_any(gpu_attend_args a)
 {
     GPU_SHARED float p[GPU_GROUP_MAX * 128], m[GPU_GROUP_MAX], l[GPU_GROUP_MAX];
     GPU_SHARED float q[GPU_HEAD_DIM_MAX];
-    wait_for_previous();
     launch_dependents();
-    const uint32_t kv_head = block_x(), r = block_y(), dim = a.kv.head_dim;
-    const uint32_t group = a.q_heads / a.kv.kv_heads, pos = (uint32_t)a.rows.pos[r];
+    wait_for_previous();
+    const uint32_t kv_head = block_x(), r = a.first + block_y(), slot = block_z();
+    const uint32_t dim = a.kv.head_dim, group = a.q_heads / a.kv.kv_heads;
+    const uint32_t pos = (uint32_t)a.rows.pos[r];
     const uint64_t head0 = (uint64_t)r * a.q_heads + kv_head * group;
-    float M[GPU_GROUP_MAX][2], L[GPU_GROUP_MAX][2], O[GPU_GROUP_MAX][2];
-    for (uint32_t h = 0; h < GPU_GROUP_MAX; h++)
-        for (uint32_t i = 0; i < 2; i++) {
-            M[h][i] = -GPU_INFINITY;
-            L[h][i] = O[h][i] = 0.0f;
-        }
-    const uint32_t slots = a.blocks ? a.topk : pos / 128 + 1;
-    for (uint32_t slot = block_z(); slot < slots; slot += a.split) {
-        const int32_t b = slot_block(&a, r, kv_head, slot);
-        if (b < 0)
-            break;
-        const uint32_t page = page_of(&a.rows, a.rows.seq[r], (uint32_t)b * 128);
-        const uint32_t seen = pos - (uint32_t)b * 128 < 127 ? pos - (uint32_t)b * 128 : 127;
-        const uint8_t *key = page_row(&a.kv, page, kv_head, thread_x());
-        const uint8_t *value = page_row(&a.kv, page, a.kv.kv_heads + kv_head, 0);
-        for (uint32_t h = 0; h < group; h++) {
-            sync_block();
-            for (uint32_t k = thread_x(); k < dim; k += 128)
-                q[k] = a.q[(head0 + h) * dim + k];
-            sync_block();
-            float dot = 0.0f;
-            if (thread_x() <= seen)
-                for (uint32_t k = 0; k < dim; k++)
-                    dot = fma_rn(q[k], load_value(key, k, dim, a.kv.type), dot);
-            p[h * 128 + thread_x()] = mul_rn(dot, a.scale);
-        }
-        sync_block();
-        block_softmax(p, m, l, group, seen);
-        for (uint32_t i = 0; i < 2; i++) {
-            const uint32_t k = thread_x() + 128 * i;
-            if (k >= dim)
-                break;
-            float o[GPU_GROUP_MAX];
-            for (uint32_t h = 0; h < GPU_GROUP_MAX; h++)
-                o[h] = 0.0f;
-            for (uint32_t u = 0; u <= seen; u++) {
-                const float v = load_value(value + u * a.kv.row_bytes, k, dim, a.kv.type);
-#pragma unroll
-                for (uint32_t h = 0; h < GPU_GROUP_MAX; h++)
-                    if (h < group)
-                        o[h] = fma_rn(p[h * 128 + u], v, o[h]);
-            }
-#pragma unroll
-            for (uint32_t h = 0; h < GPU_GROUP_MAX; h++) {
-                if (h >= group)
-                    break;
-                if (a.split > 1) {
-                    float *part = a.part + ((head0 + h) * a.slots + slot) * (dim + 2);
-                    part[k] = o[h];
-                    if (k == 0) {
-                        part[dim] = m[h];
-                        part[dim + 1] = l[h];
-                    }
-                } else {
-                    merge(&M[h][i], &L[h][i], &O[h][i], m[h], l[h], o[h]);
-                }
-            }
-        }
-    }
-    if (a.split > 1)
+    const int32_t b = slot_block(&a, r, kv_head, slot);
+    if (b < 0)
         return;
-    for (uint32_t i = 0; i < 2; i++) {
-        const uint32_t k = thread_x() + 128 * i;
-        if (k >= dim)
-            break;
+    const uint32_t page = page_of(&a.rows, a.rows.seq[r], (uint32_t)b * 128);
+    const uint32_t seen = pos - (uint32_t)b * 128 < 127 ? pos - (uint32_t)b * 128 : 127;
+    const uint8_t *key = page_row(&a.kv, page, kv_head, thread_x());
+    const uint8_t *value = page_row(&a.kv, page, a.kv.kv_heads + kv_head, 0);
+    for (uint32_t h = 0; h < group; h++) {
+        sync_block();
+        for (uint32_t k = thread_x(); k < dim; k += 128)
+            q[k] = a.q[(head0 + h) * dim + k];
+        sync_block();
+        float dot = 0.0f;
+        if (thread_x() <= seen)
+            for (uint32_t k = 0; k < dim; k++)
+                dot = fma_rn(q[k], load_value(key, k, dim, a.kv.type), dot);
+        p[h * 128 + thread_x()] = mul_rn(dot, a.scale);
+    }
+    sync_block();
+    block_softmax<128>(p, m, l, group, seen);
+    for (uint32_t k = thread_x(); k < dim; k += 128) {
+        float o[GPU_GROUP_MAX];
+#pragma unroll
+        for (uint32_t h = 0; h < GPU_GROUP_MAX; h++)
+            o[h] = 0.0f;
+        for (uint32_t u = 0; u <= seen; u++) {
+            const float v = load_value(value + u * a.kv.row_bytes, k, dim, a.kv.type);
+#pragma unroll
+            for (uint32_t h = 0; h < GPU_GROUP_MAX; h++)
+                if (h < group)
+                    o[h] = fma_rn(p[h * 128 + u], v, o[h]);
+        }
 #pragma unroll
         for (uint32_t h = 0; h < GPU_GROUP_MAX; h++)
             if (h < group)
-                a.out[(head0 + h) * dim + k] = div_rn(O[h][i], L[h][i]);
+                part_of(&a, kv_head * group + h, slot)[k] = o[h];
+    }
+    if (thread_x() < group) {
+        float *part = part_of(&a, kv_head * group + thread_x(), slot);
+        part[dim] = m[thread_x()];
+        part[dim + 1] = l[thread_x()];
     }
 }
 
-/* NVFP4 pages. Keys as gpu/index_scan; values by the same instruction: A is p (16 query heads by 16
- * keys, in two parts, 22 bits), B the values, column g of product j being value 8 g + j of each 64.
- * A warp takes 32 keys of the block; the four warps' sums are added in ascending order. Grid as
- * gpu_attend_any's. */
+/* NVFP4 pages. Keys as the index scan's; values by the same instruction: A is p (16 query heads by
+ * 16 keys, in two parts, 22 bits), B the values, column g of product j being value 8 g + j of each
+ * 64. DIM / 16 warps: of the keys each takes its share, of the values 32 keys by 64; the sums of
+ * four warps are added in ascending order. `shared`: [16][132] p, then [4][16][DIM + 8] sums, value
+ * 8 c + j at 8 j + c of its 64. Grid as gpu_attend_any's. */
 template <int DIM, int NT> GPU_FN void attend_nvfp4(const gpu_attend_args *a, float *shared)
 {
-    /* [16][128] p, then [4][16][DIM] sums of the warps */
     GPU_SHARED float m[16], l[16];
     float *p = shared;
-    const uint32_t kv_head = block_x(), r = block_y(), lane = lane_of(), g = lane >> 2,
-                   t = lane & 3;
+    const uint32_t bytes = DIM / 2 + DIM / 16;
+    const uint32_t kv_head = block_x(), r = a->first + block_y(), slot = block_z();
+    const uint32_t lane = lane_of(), g = lane >> 2, t = lane & 3;
     const uint32_t group = a->q_heads / a->kv.kv_heads, pos = (uint32_t)a->rows.pos[r];
+    const uint32_t seq = a->rows.seq[r];
+    const int32_t b = slot_block(a, r, kv_head, slot);
+    if (b < 0)
+        return;
+    const uint32_t page = page_of(&a->rows, seq, (uint32_t)b * 128);
+    const uint32_t seen = pos - (uint32_t)b * 128 < 127 ? pos - (uint32_t)b * 128 : 127;
     const uint64_t head0 = (uint64_t)r * a->q_heads + kv_head * group;
     uint32_t q[NT][DIM / 8];
+    query_stage<DIM>((uint32_t *)shared, a->q + head0 * DIM, DIM, group);
+    const uint8_t *key = page_row(&a->kv, page, kv_head, 0);
+    const uint8_t *value = page_row(&a->kv, page, a->kv.kv_heads + kv_head, 0);
+    /* The values' words first: they depend on nothing. Word g of each 64 values, of the keys 2 t,
+     * 2 t + 1, 2 t + 8, 2 t + 9 of each 16. */
+    const uint32_t keys0 = warp_of() % 4 * 32, d = warp_of() / 4;
+    uint32_t words[2][4], scales[2][4];
 #pragma unroll
-    for (int n = 0; n < NT; n++) {
-        const uint32_t h = n * 8 + g < group ? n * 8 + g : 0;
-        query_halves<DIM>(q[n], a->q + (head0 + h) * DIM);
-    }
-    /* thread: value k = thread % DIM of heads thread / DIM, + 128 / DIM, … */
-    const uint32_t k = thread_x() % DIM, step = 128 / DIM;
-    float M[16], L[16], O[16];
+    for (int i = 0; i < 2; i++)
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-        M[i] = -GPU_INFINITY;
-        L[i] = O[i] = 0.0f;
-    }
-    const uint32_t slots = a->blocks ? a->topk : pos / 128 + 1;
-    for (uint32_t slot = block_z(); slot < slots; slot += a->split) {
-        const int32_t b = slot_block(a, r, kv_head, slot);
-        if (b < 0)
-            break;
-        const uint32_t page = page_of(&a->rows, a->rows.seq[r], (uint32_t)b * 128);
-        const uint32_t seen = pos - (uint32_t)b * 128 < 127 ? pos - (uint32_t)b * 128 : 127;
-        const uint32_t bytes = DIM / 2 + DIM / 16;
-        const uint8_t *key = page_row(&a->kv, page, kv_head, 0);
-        const uint8_t *value = page_row(&a->kv, page, a->kv.kv_heads + kv_head, 0);
-        /* The values' words first: they depend on nothing. Word g of each 64 values, of the keys 2
-         * t, 2 t + 1, 2 t + 8, 2 t + 9 of each 16. */
-        uint32_t words[2][4][DIM / 64], scales[2][4][DIM / 64];
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const uint32_t u = warp_of() * 32 + i * 16 + 2 * t + j % 2 + j / 2 * 8;
-#pragma unroll
-                for (int d = 0; d < DIM / 64; d++) {
-                    words[i][j][d] = *(const uint32_t *)(value + u * bytes + d * 32 + g * 4);
-                    /* What nobody wrote yet may be NaN, and p is 0 there: 0 it is, too. */
-                    scales[i][j][d] = u <= seen ? value[u * bytes + DIM / 2 + d * 4 + g / 2] : 0;
-                }
-            }
-        sync_block(); /* the last block's sums were read */
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            float acc[NT][4];
-#pragma unroll
-            for (int n = 0; n < NT; n++)
-                acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0.0f;
-            const uint32_t u = warp_of() * 32 + i * 16;
-            keys_times<DIM, NT>(acc, key + u * bytes, q);
-#pragma unroll
-            for (int n = 0; n < NT; n++)
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    p[(n * 8 + 2 * t + j % 2) * 128 + u + g + j / 2 * 8] =
-                        mul_rn(acc[n][j], a->scale);
+        for (int j = 0; j < 4; j++) {
+            const uint32_t u = keys0 + i * 16 + 2 * t + j % 2 + j / 2 * 8;
+            words[i][j] = *(const uint32_t *)(value + u * bytes + d * 32 + g * 4);
+            /* What nobody wrote yet may be NaN, and p is 0 there: 0 it is, too. */
+            scales[i][j] = u <= seen ? value[u * bytes + DIM / 2 + d * 4 + g / 2] : 0;
         }
-        sync_block();
-        block_softmax(p, m, l, group, seen);
-        float sum[DIM / 64][8][4];
+    sync_block();
 #pragma unroll
-        for (int d = 0; d < DIM / 64; d++)
+    for (int n = 0; n < NT; n++)
+        query_halves<DIM>(q[n], (const uint32_t *)shared, n * 8 + g < group ? n * 8 + g : 0);
+    sync_block(); /* p lies in the same place */
+    const uint32_t tiles = 8 / (DIM / 16);
 #pragma unroll
-            for (int j = 0; j < 8; j++)
-                sum[d][j][0] = sum[d][j][1] = sum[d][j][2] = sum[d][j][3] = 0.0f;
+    for (uint32_t i = 0; i < tiles; i++) {
+        float acc[NT][4];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            uint32_t high[4], low[4];
+        for (int n = 0; n < NT; n++)
+            acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0.0f;
+        const uint32_t u = (warp_of() * tiles + i) * 16;
+        keys_times<DIM, NT>(acc, key + u * bytes, q);
 #pragma unroll
-            for (int j = 0; j < 4; j++) { /* rows g, g + 8 of keys 2 t …, then 2 t + 8 … */
-                const uint32_t h = g + j % 2 * 8, u = warp_of() * 32 + i * 16 + 2 * t + j / 2 * 8;
-                const bool there = h < group;
-                const float x = there ? p[h * 128 + u] * 16384.0f : 0.0f;
-                const float y = there ? p[h * 128 + u + 1] * 16384.0f : 0.0f;
-                high[j] = h2_of(x, y);
-                low[j] = h2_of(x - h_low(high[j]), y - h_high(high[j]));
-            }
+        for (int n = 0; n < NT; n++)
 #pragma unroll
-            for (int d = 0; d < DIM / 64; d++) {
-                uint32_t v[4][4];
+            for (int j = 0; j < 4; j++)
+                p[(n * 8 + 2 * t + j % 2) * 132 + u + g + j / 2 * 8] = mul_rn(acc[n][j], a->scale);
+    }
+    sync_block();
+    block_softmax<132>(p, m, l, group, seen);
+    float sum[8][4];
 #pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    const uint32_t s = h2_of_e4m3(scales[i][j][d]);
-                    page_halves(v[j], words[i][j][d], pick_bytes(s, s, 0x1010));
-                }
+    for (int j = 0; j < 8; j++)
+        sum[j][0] = sum[j][1] = sum[j][2] = sum[j][3] = 0.0f;
 #pragma unroll
-                for (int j = 0; j < 8; j++) { /* value j of the word: pair j % 4, half j / 4 */
-                    const uint32_t half = j < 4 ? 0x5410 : 0x7632;
-                    const uint32_t b0 = pick_bytes(v[0][j % 4], v[1][j % 4], half);
-                    const uint32_t b1 = pick_bytes(v[2][j % 4], v[3][j % 4], half);
-                    mma_f16(sum[d][j], high, b0, b1);
-                    mma_f16(sum[d][j], low, b0, b1);
-                }
-            }
+    for (int i = 0; i < 2; i++) {
+        uint32_t high[4], low[4], v[4][4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) { /* rows g, g + 8 of keys 2 t …, then 2 t + 8 … */
+            const uint32_t h = g + j % 2 * 8, u = keys0 + i * 16 + 2 * t + j / 2 * 8;
+            const bool there = h < group;
+            const float x = there ? p[h * 132 + u] * 16384.0f : 0.0f;
+            const float y = there ? p[h * 132 + u + 1] * 16384.0f : 0.0f;
+            high[j] = h2_of(x, y);
+            low[j] = h2_of(x - h_low(high[j]), y - h_high(high[j]));
+            const uint32_t s = h2_of_e4m3(scales[i][j]);
+            page_halves(v[j], words[i][j], pick_bytes(s, s, 0x1010));
         }
-        sync_block(); /* p was read */
-        float *sums = shared + warp_of() * 16 * DIM;
 #pragma unroll
-        for (int d = 0; d < DIM / 64; d++)
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) /* row g + 8 (i / 2), column 2 t + i % 2 */
-                    sums[(g + i / 2 * 8) * DIM + d * 64 + (2 * t + i % 2) * 8 + j] = sum[d][j][i];
-        sync_block();
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            const uint32_t h = thread_x() / DIM + i * step;
-            if (h >= group)
-                break;
-            float o = 0.0f;
-            for (int w = 0; w < 4; w++)
-                o = add_rn(o, shared[(w * 16 + h) * DIM + k]);
-            o = mul_rn(o, 0x1p-14f);
-            if (a->split > 1) {
-                float *part = a->part + ((head0 + h) * a->slots + slot) * (DIM + 2);
-                part[k] = o;
-                if (k == 0) {
-                    part[DIM] = m[h];
-                    part[DIM + 1] = l[h];
-                }
-            } else {
-                merge(&M[i], &L[i], &O[i], m[h], l[h], o);
-            }
+        for (int j = 0; j < 8; j++) { /* value j of the word: pair j % 4, half j / 4 */
+            const uint32_t half = j < 4 ? 0x5410 : 0x7632;
+            const uint32_t b0 = pick_bytes(v[0][j % 4], v[1][j % 4], half);
+            const uint32_t b1 = pick_bytes(v[2][j % 4], v[3][j % 4], half);
+            mma_f16(sum[j], high, b0, b1);
+            mma_f16(sum[j], low, b0, b1);
         }
     }
-    if (a->split > 1)
-        return;
+    sync_block(); /* p was read */
+    float *sums = shared + warp_of() % 4 * 16 * (DIM + 8);
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-        const uint32_t h = thread_x() / DIM + i * step;
-        if (h < group)
-            a->out[(head0 + h) * DIM + k] = div_rn(O[i], L[i]);
+    for (int j = 0; j < 8; j++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) { /* row g + 8 i, columns 2 t and 2 t + 1 */
+            float2 *to = (float2 *)(sums + (g + i * 8) * (DIM + 8) + d * 64 + j * 8 + 2 * t);
+            to->x = sum[j][2 * i];
+            to->y = sum[j][2 * i + 1];
+        }
+    sync_block();
+    for (uint32_t i = thread_x(); i < group * DIM; i += threads_x()) {
+        const uint32_t h = i / DIM, k = i % DIM;
+        const uint32_t at = h * (DIM + 8) + k / 64 * 64 + k % 8 * 8 + k % 64 / 8;
+        float o = 0.0f;
+        for (int w = 0; w < 4; w++)
+            o = add_rn(o, shared[w * 16 * (DIM + 8) + at]);
+        part_of(a, kv_head * group + h, slot)[k] = mul_rn(o, 0x1p-14f);
+    }
+    if (thread_x() < group) {
+        float *part = part_of(a, kv_head * group + thread_x(), slot);
+        part[DIM] = m[thread_x()];
+        part[DIM + 1] = l[thread_x()];
     }
 }
 
 GPU_KERNEL(128) gpu_attend64(gpu_attend_args a)
 {
-    GPU_SHARED float shared[4 * 16 * 64];
-    wait_for_previous();
+    GPU_SHARED __align__(16) float shared[4 * 16 * 72];
     launch_dependents();
+    wait_for_previous();
     if (a.q_heads / a.kv.kv_heads > 8)
         attend_nvfp4<64, 2>(&a, shared);
     else
         attend_nvfp4<64, 1>(&a, shared);
 }
 
-GPU_KERNEL(128) gpu_attend128(gpu_attend_args a)
+GPU_KERNEL(256) gpu_attend128(gpu_attend_args a)
 {
-    GPU_SHARED float shared[4 * 16 * 128];
-    wait_for_previous();
+    GPU_SHARED __align__(16) float shared[4 * 16 * 136];
     launch_dependents();
+    wait_for_previous();
     attend_nvfp4<128, 2>(&a, shared);
 }
 
-/* The parts of a split, merged. Grid: query heads, rows. 128 threads. */
+/* Grid: query heads, rows. 128 threads. */
 GPU_KERNEL(128) gpu_attend_merge(gpu_attend_args a)
 {
-    wait_for_previous();
+    GPU_SHARED float most[4], weight[128], length[128];
     launch_dependents();
-    const uint32_t head = block_x(), r = block_y(), dim = a.kv.head_dim;
+    wait_for_previous();
+    const uint32_t head = block_x(), r = a.first + block_y(), dim = a.kv.head_dim, i = thread_x();
     const uint32_t kv_head = head / (a.q_heads / a.kv.kv_heads);
-    const uint64_t at = (uint64_t)r * a.q_heads + head;
-    const uint32_t slots = a.blocks ? a.topk : (uint32_t)a.rows.pos[r] / 128 + 1;
-    for (uint32_t k = thread_x(); k < dim; k += 128) {
-        float m = -GPU_INFINITY, l = 0.0f, o = 0.0f;
-        for (uint32_t slot = 0; slot < slots && slot_block(&a, r, kv_head, slot) >= 0; slot++) {
-            const float *part = a.part + (at * a.slots + slot) * (dim + 2);
-            merge(&m, &l, &o, part[dim], part[dim + 1], part[k]);
+    const uint32_t count = a.blocks ? a.topk : (uint32_t)a.rows.pos[r] / 128 + 1;
+    const float *part = part_of(&a, head, 0);
+    float m = -GPU_INFINITY;
+    for (uint32_t s = i; s < count; s += 128)
+        if (slot_block(&a, r, kv_head, s) >= 0)
+            m = fmaxf(m, part[(uint64_t)s * (dim + 2) + dim]);
+    const float M = block_max(m, most);
+    float L = 0.0f, O[2] = {0.0f, 0.0f};
+    for (uint32_t first = 0; first < count; first += 128) {
+        const uint32_t n = count - first < 128 ? count - first : 128;
+        sync_block();
+        if (i < n) {
+            const bool there = slot_block(&a, r, kv_head, first + i) >= 0;
+            const float *at = part + (uint64_t)(first + i) * (dim + 2) + dim;
+            weight[i] = there ? gpu_exp(at[0] - M) : 0.0f;
+            length[i] = there ? at[1] : 0.0f;
         }
-        a.out[at * dim + k] = div_rn(o, l);
+        sync_block();
+        /* Absent slots hold anything: they are read, and not taken. */
+#pragma unroll 16
+        for (uint32_t s = 0; s < n; s++) {
+            const float *at = part + (uint64_t)(first + s) * (dim + 2);
+            const float w = weight[s], o = i < dim ? at[i] : 0.0f;
+            L = fma_rn(length[s], w, L);
+            O[0] = fma_rn(w > 0.0f ? o : 0.0f, w, O[0]);
+            if (i + 128 < dim)
+                O[1] = fma_rn(w > 0.0f ? at[i + 128] : 0.0f, w, O[1]);
+        }
     }
+    float *out = a.out + ((uint64_t)r * a.q_heads + head) * dim;
+    if (i < dim)
+        out[i] = div_rn(O[0], L);
+    if (i + 128 < dim)
+        out[i + 128] = div_rn(O[1], L);
 }
 
 /* ---- draft blocks ---- */
@@ -606,13 +640,22 @@ typedef struct gpu_draft_args {
     float *out;
 } gpu_draft_args;
 
+/* Merges a block's part into the running one. */
+GPU_FN void merge(float *m, float *l, float *o, float bm, float bl, float bo)
+{
+    const float most = fmaxf(*m, bm), c = gpu_exp(*m - most), d = gpu_exp(bm - most);
+    *l = fma_rn(*l, c, mul_rn(bl, d));
+    *o = fma_rn(*o, c, mul_rn(bo, d));
+    *m = most;
+}
+
 /* A query head of a row: the context's blocks of 128 positions, then the draft block, merged as
  * attention's. Grid: query heads, rows. 128 threads. */
 GPU_KERNEL(128) gpu_draft_attend(gpu_draft_args a)
 {
     GPU_SHARED float q[GPU_HEAD_DIM_MAX], p[128], m[1], l[1];
-    wait_for_previous();
     launch_dependents();
+    wait_for_previous();
     const uint32_t head = block_x(), r = block_y(), block = r / a.block_rows, dim = a.kv.head_dim;
     const uint32_t n = a.kv.kv_heads, kv_head = head / (a.q_heads / n);
     const uint64_t at = ((uint64_t)r * a.q_heads + head) * dim;

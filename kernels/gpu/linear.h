@@ -139,54 +139,6 @@ GPU_FN uint4 load_words(const uint32_t *at)
     return *(const uint4 *)at;
 }
 
-/* Column 2 i is the high part of row i, 2 i + 1 the low part. */
-template <int NT>
-GPU_FN void strip_mxfp8(float acc[NT][4], const uint8_t *data, const uint8_t *scale,
-                        const lane_input *in, uint32_t u, uint32_t end)
-{
-    const uint32_t lane = lane_of(), g = lane >> 2, t = lane & 3;
-    const uint32_t part = in->low * 32 + t * 4;
-#define DEPTH 4
-    for (; u < end; u += DEPTH) {
-        uint4 w[DEPTH][2];
-        uint32_t s[DEPTH];
-#pragma unroll
-        for (int i = 0; i < DEPTH; i++) {
-            const uint32_t at = u + i < end ? u + i : end - 1;
-            w[i][0] = load_once(data + (uint64_t)at * 1024 + lane * 16);
-            w[i][1] = load_once(data + (uint64_t)at * 1024 + 512 + lane * 16);
-            s[i] = *(const uint32_t *)(scale + at * 32 + g * 4);
-        }
-#pragma unroll
-        for (int i = 0; i < DEPTH; i++) {
-            if (u + i >= end)
-                break;
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const uint4 c = w[i][j];
-                const uint32_t a[8] = {h2_of_e4m3(c.x & 0xffff), h2_of_e4m3(c.z & 0xffff),
-                                       h2_of_e4m3(c.x >> 16),    h2_of_e4m3(c.z >> 16),
-                                       h2_of_e4m3(c.y & 0xffff), h2_of_e4m3(c.w & 0xffff),
-                                       h2_of_e4m3(c.y >> 16),    h2_of_e4m3(c.w >> 16)};
-                const float lower = float_of((s[i] >> 16 * j & 255) << 23);
-                const float upper = float_of((s[i] >> (16 * j + 8) & 255) << 23);
-#pragma unroll
-                for (int n = 0; n < NT; n++) {
-                    const uint4 x = load_words(in->halves[n] + (u + i) * 64 + part + j * 16);
-                    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-                    mma_f16(sum, a, x.x, x.y);
-                    mma_f16(sum, a + 4, x.z, x.w);
-                    acc[n][0] = fma_rn(sum[0], lower, acc[n][0]);
-                    acc[n][1] = fma_rn(sum[1], lower, acc[n][1]);
-                    acc[n][2] = fma_rn(sum[2], upper, acc[n][2]);
-                    acc[n][3] = fma_rn(sum[3], upper, acc[n][3]);
-                }
-            }
-        }
-    }
-#undef DEPTH
-}
-
 /* The lane's 32 weights of a tile as halves (times 2^-14): four times the instruction's A. */
 GPU_FN void nvfp4_tile_halves(uint32_t a[4][4], uint4 c, uint32_t scales)
 {
@@ -203,42 +155,6 @@ GPU_FN void nvfp4_tile_halves(uint32_t a[4][4], uint4 c, uint32_t scales)
     }
 }
 
-template <int NT>
-GPU_FN void strip_nvfp4(float acc[NT][4], const uint8_t *data, const uint8_t *scale,
-                        const lane_input *in, uint32_t u, uint32_t end)
-{
-    const uint32_t lane = lane_of(), t = lane & 3;
-    const uint32_t part = in->low * 32 + t * 8;
-#define DEPTH 4
-    for (; u < end; u += DEPTH) {
-        uint4 w[DEPTH];
-        uint32_t s[DEPTH];
-#pragma unroll
-        for (int i = 0; i < DEPTH; i++) {
-            const uint32_t at = u + i < end ? u + i : end - 1;
-            w[i] = load_once(data + (uint64_t)at * 512 + lane * 16);
-            s[i] = *(const uint16_t *)(scale + at * 64 + lane * 2);
-        }
-#pragma unroll
-        for (int i = 0; i < DEPTH; i++) {
-            if (u + i >= end)
-                break;
-            uint32_t a[4][4];
-            nvfp4_tile_halves(a, w[i], s[i]);
-#pragma unroll
-            for (int n = 0; n < NT; n++) {
-                const uint4 x = load_words(in->halves[n] + (u + i) * 64 + part);
-                const uint4 y = load_words(in->halves[n] + (u + i) * 64 + part + 4);
-                mma_f16(acc[n], a[0], x.x, x.y);
-                mma_f16(acc[n], a[1], x.z, x.w);
-                mma_f16(acc[n], a[2], y.x, y.y);
-                mma_f16(acc[n], a[3], y.z, y.w);
-            }
-        }
-    }
-#undef DEPTH
-}
-
 /* x as tf32: its upper 11 bits, or what they leave. */
 GPU_FN uint32_t tf32_part(float x, uint32_t low)
 {
@@ -246,97 +162,250 @@ GPU_FN uint32_t tf32_part(float x, uint32_t low)
     return low ? bits_of(x - float_of(high)) : high;
 }
 
-template <int NT>
-GPU_FN void strip_bf16(float acc[NT][4], const uint8_t *data, const lane_input *in, uint32_t u,
-                       uint32_t end)
+/* ---- a warp's strip, streamed ---- */
+
+/* Each lane copies what it will read itself into a ring of its own in shared memory, so that loads
+ * are always under way and nothing need be waited for but the copies. A stage is a unit of 64
+ * columns. */
+#define RING_BYTES 4096 /* a warp */
+
+GPU_FN void put_slice(float *to, float acc[4])
 {
-    const uint32_t lane = lane_of(), t = lane & 3;
-#define DEPTH 8 /* of 16 columns */
-    for (uint32_t v = u * 4; v < end * 4; v += DEPTH) {
-        uint4 w[DEPTH];
+    const uint32_t g = lane_of() >> 2, t = lane_of() & 3;
+    to[t * 16 + g] = add_rn(acc[0], acc[1]);
+    to[t * 16 + g + 8] = add_rn(acc[2], acc[3]);
+    acc[0] = acc[1] = acc[2] = acc[3] = 0.0f;
+}
+
+template <int TYPE> struct ring_of;
+template <> struct ring_of<GPU_MXFP8> {
+    static const int data = 1024, pieces = 2, extra = 4, stages = 3; /* of 1,152 bytes */
+};
+template <> struct ring_of<GPU_NVFP4> {
+    static const int data = 512, pieces = 1, extra = 4, stages = 6; /* of 640 bytes */
+};
+template <> struct ring_of<GPU_BF16> {
+    static const int data = 2048, pieces = 4, extra = 0, stages = 2;
+};
+
+/* Unit u of the strip into its stage. */
+template <int TYPE>
+GPU_FN void ring_fetch(uint8_t *ring, const uint8_t *data, const uint8_t *scale, uint32_t u,
+                       uint32_t stage)
+{
+    typedef ring_of<TYPE> r;
+    const uint32_t lane = lane_of();
+    uint8_t *to = ring + stage * (r::data + r::extra * 32);
 #pragma unroll
-        for (int i = 0; i < DEPTH; i++)
-            w[i] = load_once(data + (uint64_t)(v + i < end * 4 ? v + i : v) * 512 + lane * 16);
+    for (int i = 0; i < r::pieces; i++)
+        copy_async16(to + i * 512 + lane * 16, data + (uint64_t)u * r::data + i * 512 + lane * 16);
+    if (TYPE == GPU_MXFP8)
+        copy_async4(to + r::data + lane * 4, scale + u * 32 + (lane >> 2) * 4);
+    if (TYPE == GPU_NVFP4)
+        copy_async4(to + r::data + lane * 4, scale + u * 64 + (lane >> 1) * 4);
+}
+
+/* What a lane reads of x for a unit: fetched one unit ahead, for it comes from the second cache. */
+template <int TYPE, int NT> struct unit_input {
+    uint4 x[NT][TYPE == GPU_BF16 ? 4 : 2];
+};
+
+template <int TYPE, int NT>
+GPU_FN void input_fetch(unit_input<TYPE, NT> *to, const lane_input *in, uint32_t u)
+{
+    const uint32_t t = lane_of() & 3;
 #pragma unroll
-        for (int i = 0; i < DEPTH; i++) {
-            if (v + i >= end * 4)
-                break;
-            const uint32_t a[8] = {w[i].x << 16,         w[i].z << 16,        w[i].x & 0xffff0000u,
-                                   w[i].z & 0xffff0000u, w[i].y << 16,        w[i].w << 16,
-                                   w[i].y & 0xffff0000u, w[i].w & 0xffff0000u};
+    for (int n = 0; n < NT; n++) {
+        if (TYPE == GPU_MXFP8) {
+            const uint32_t *at = in->halves[n] + u * 64 + in->low * 32 + t * 4;
+            to->x[n][0] = load_words(at);
+            to->x[n][1] = load_words(at + 16);
+        } else if (TYPE == GPU_NVFP4) {
+            const uint32_t *at = in->halves[n] + u * 64 + in->low * 32 + t * 8;
+            to->x[n][0] = load_words(at);
+            to->x[n][1] = load_words(at + 4);
+        } else {
+#pragma unroll
+            for (int j = 0; j < (TYPE == GPU_BF16 ? 4 : 2); j++)
+                to->x[n][j] = load_words((const uint32_t *)in->floats[n] + u * 64 + j * 16 + t * 4);
+        }
+    }
+}
+
+/* x times one unit. */
+template <int TYPE, int NT>
+GPU_FN void ring_unit(float acc[NT][4], const uint8_t *at, const unit_input<TYPE, NT> *in,
+                      uint32_t low)
+{
+    typedef ring_of<TYPE> r;
+    const uint32_t lane = lane_of();
+    at += lane * 16;
+    if (TYPE == GPU_MXFP8) {
+        const uint32_t s = *(const uint32_t *)(at + r::data - lane * 12);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const uint4 c = *(const uint4 *)(at + j * 512);
+            const uint32_t a[8] = {h2_of_e4m3(c.x & 0xffff), h2_of_e4m3(c.z & 0xffff),
+                                   h2_of_e4m3(c.x >> 16),    h2_of_e4m3(c.z >> 16),
+                                   h2_of_e4m3(c.y & 0xffff), h2_of_e4m3(c.w & 0xffff),
+                                   h2_of_e4m3(c.y >> 16),    h2_of_e4m3(c.w >> 16)};
+            const float lower = float_of((s >> 16 * j & 255) << 23);
+            const float upper = float_of((s >> (16 * j + 8) & 255) << 23);
 #pragma unroll
             for (int n = 0; n < NT; n++) {
-                const float4 x = *(const float4 *)(in->floats[n] + (v + i) * 16 + t * 4);
-                mma_tf32(acc[n], a, tf32_part(x.x, in->low), tf32_part(x.y, in->low));
-                mma_tf32(acc[n], a + 4, tf32_part(x.z, in->low), tf32_part(x.w, in->low));
+                const uint4 x = in->x[n][j];
+                float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                mma_f16(sum, a, x.x, x.y);
+                mma_f16(sum, a + 4, x.z, x.w);
+                acc[n][0] = fma_rn(sum[0], lower, acc[n][0]);
+                acc[n][1] = fma_rn(sum[1], lower, acc[n][1]);
+                acc[n][2] = fma_rn(sum[2], upper, acc[n][2]);
+                acc[n][3] = fma_rn(sum[3], upper, acc[n][3]);
+            }
+        }
+    } else if (TYPE == GPU_NVFP4) {
+        const uint32_t s = *(const uint32_t *)(at + r::data - lane * 12) >> 16 * (lane & 1);
+        uint32_t a[4][4];
+        nvfp4_tile_halves(a, *(const uint4 *)at, s);
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            const uint4 x = in->x[n][0], y = in->x[n][1];
+            mma_f16(acc[n], a[0], x.x, x.y);
+            mma_f16(acc[n], a[1], x.z, x.w);
+            mma_f16(acc[n], a[2], y.x, y.y);
+            mma_f16(acc[n], a[3], y.z, y.w);
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const uint4 w = *(const uint4 *)(at + j * 512);
+            const uint32_t a[8] = {w.x << 16, w.z << 16, w.x & 0xffff0000u, w.z & 0xffff0000u,
+                                   w.y << 16, w.w << 16, w.y & 0xffff0000u, w.w & 0xffff0000u};
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                const uint4 x = in->x[n][TYPE == GPU_BF16 ? j : 0];
+                mma_tf32(acc[n], a, tf32_part(float_of(x.x), low), tf32_part(float_of(x.y), low));
+                mma_tf32(acc[n], a + 4, tf32_part(float_of(x.z), low),
+                         tf32_part(float_of(x.w), low));
             }
         }
     }
-#undef DEPTH
 }
 
+/* Slices of F32 weights, read where they lie. */
 template <int NT>
-GPU_FN void strip_f32(float acc[NT][4], const float *data, uint32_t cols, const lane_input *in,
-                      uint32_t u, uint32_t end)
+GPU_FN void strip_f32(float *sums, const float *data, uint32_t cols, const lane_input *in,
+                      uint32_t slice, uint32_t last, bool first)
 {
-    const uint32_t lane = lane_of(), g = lane >> 2, t = lane & 3;
+    const uint32_t lane = lane_of(), g = lane >> 2, t = lane & 3, units = cols / GPU_UNIT;
     const float *lower = data + (uint64_t)g * cols, *upper = data + (uint64_t)(g + 8) * cols;
-#pragma unroll 4
-    for (uint32_t v = u * 4; v < end * 4; v++) {
-        const float4 l = *(const float4 *)(lower + v * 16 + t * 4);
-        const float4 r = *(const float4 *)(upper + v * 16 + t * 4);
+    if (first)
+        wait_for_previous();
+    for (; slice < last; slice++) {
+        float acc[NT][4] = {};
+        const uint32_t end = (slice + 1) * units / GPU_SLICES * 4;
+#pragma unroll 2
+        for (uint32_t v = slice * units / GPU_SLICES * 4; v < end; v++) {
+            const float4 l = *(const float4 *)(lower + v * 16 + t * 4);
+            const float4 r = *(const float4 *)(upper + v * 16 + t * 4);
 #pragma unroll
-        for (uint32_t part = 0; part < 2; part++) {
-            const uint32_t a[8] = {tf32_part(l.x, part), tf32_part(r.x, part), tf32_part(l.y, part),
-                                   tf32_part(r.y, part), tf32_part(l.z, part), tf32_part(r.z, part),
-                                   tf32_part(l.w, part), tf32_part(r.w, part)};
+            for (uint32_t part = 0; part < 2; part++) {
+                const uint32_t a[8] = {tf32_part(l.x, part), tf32_part(r.x, part),
+                                       tf32_part(l.y, part), tf32_part(r.y, part),
+                                       tf32_part(l.z, part), tf32_part(r.z, part),
+                                       tf32_part(l.w, part), tf32_part(r.w, part)};
 #pragma unroll
-            for (int n = 0; n < NT; n++) {
-                const float4 x = *(const float4 *)(in->floats[n] + v * 16 + t * 4);
-                mma_tf32(acc[n], a, tf32_part(x.x, in->low), tf32_part(x.y, in->low));
-                mma_tf32(acc[n], a + 4, tf32_part(x.z, in->low), tf32_part(x.w, in->low));
+                for (int n = 0; n < NT; n++) {
+                    const float4 x = *(const float4 *)(in->floats[n] + v * 16 + t * 4);
+                    mma_tf32(acc[n], a, tf32_part(x.x, in->low), tf32_part(x.y, in->low));
+                    mma_tf32(acc[n], a + 4, tf32_part(x.z, in->low), tf32_part(x.w, in->low));
+                }
             }
         }
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+            put_slice(sums + (slice * NT + n) * 64, acc[n]);
     }
 }
 
-/* Strip number `strip` of a matrix over the units of this warp's slice. */
-template <int NT>
-GPU_FN void strip_slice(float acc[NT][4], const gpu_weight *w, uint32_t strip, uint32_t slice,
-                        const lane_input *in)
+/* Slices `slice` … `last` - 1 of a strip to sums[slice][NT * 4 rows][16]. */
+template <int TYPE, int NT>
+GPU_FN void ring_slices(float *sums, uint8_t *ring, const uint8_t *data, const uint8_t *scale,
+                        uint32_t units, const lane_input *in, uint32_t slice, uint32_t last,
+                        bool first)
 {
-    const uint32_t units = w->cols / GPU_UNIT;
-    const uint32_t u = slice * units / GPU_SLICES, end = (slice + 1) * units / GPU_SLICES;
-    const uint64_t values = (uint64_t)strip * 16 * w->cols;
+    typedef ring_of<TYPE> r;
+    const uint32_t begin = slice * units / GPU_SLICES, end = last * units / GPU_SLICES;
+    float acc[NT][4];
 #pragma unroll
     for (int n = 0; n < NT; n++)
         acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0.0f;
-    if (w->type == GPU_NVFP4)
-        strip_nvfp4<NT>(acc, w->data + values / 2, w->scale + values / 16, in, u, end);
-    else if (w->type == GPU_MXFP8)
-        strip_mxfp8<NT>(acc, w->data + values, w->scale + values / 32, in, u, end);
-    else if (w->type == GPU_BF16)
-        strip_bf16<NT>(acc, w->data + values * 2, in, u, end);
-    else
-        strip_f32<NT>(acc, (const float *)w->data + values, w->cols, in, u, end);
+#pragma unroll
+    for (uint32_t i = 0; i < r::stages - 1; i++) {
+        if (begin + i < end)
+            ring_fetch<TYPE>(ring, data, scale, begin + i, i);
+        copy_commit();
+    }
+    if (first)
+        wait_for_previous();
+    unit_input<TYPE, NT> x = {}, next = {};
+    if (begin < end)
+        input_fetch<TYPE, NT>(&next, in, begin);
+    uint32_t stage = 0, ahead = r::stages - 1;
+#pragma unroll 1
+    for (uint32_t u = begin; u < end || slice < last; u++) {
+        /* Slices that end here; of a narrow matrix some are empty. */
+        while (slice < last && (slice + 1) * units / GPU_SLICES <= u) {
+#pragma unroll
+            for (int n = 0; n < NT; n++)
+                put_slice(sums + (slice * NT + n) * 64, acc[n]);
+            slice++;
+        }
+        if (u >= end)
+            break;
+        if (u + r::stages - 1 < end)
+            ring_fetch<TYPE>(ring, data, scale, u + r::stages - 1, ahead);
+        copy_commit();
+        x = next;
+        if (u + 1 < end)
+            input_fetch<TYPE, NT>(&next, in, u + 1);
+        copy_wait(r::stages - 1);
+        ring_unit<TYPE, NT>(acc, ring + stage * (r::data + r::extra * 32), &x, in->low);
+        stage = stage + 1 == r::stages ? 0 : stage + 1;
+        ahead = ahead + 1 == r::stages ? 0 : ahead + 1;
+    }
 }
 
-/* Sums of all slices of a strip, [slice][8 rows][16 outputs] by way of shared memory, for thread =
- * row * 16 + output; the rest gets 0. */
-template <int NT> GPU_FN float add_slices(float *shared, const float acc[NT][4])
+/* Strip number `strip` of a matrix, all slices, into shared memory: [slice][NT * 4 rows][16
+ * outputs], by `warps` warps (a divisor of GPU_SLICES) of which this is number `warp`; add_slices
+ * after a sync_block. `first`: nothing was waited for yet; weights may be read before. */
+template <int NT>
+GPU_FN void strip_product(float *sums, uint8_t *ring, const gpu_weight *w, uint32_t strip,
+                          const lane_input *in, uint32_t warp, uint32_t warps, bool first)
 {
-    const uint32_t lane = lane_of(), g = lane >> 2, t = lane & 3;
-    float *mine = shared + warp_of() * NT * 64;
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-        mine[(n * 4 + t) * 16 + g] = add_rn(acc[n][0], acc[n][1]);
-        mine[(n * 4 + t) * 16 + g + 8] = add_rn(acc[n][2], acc[n][3]);
-    }
-    sync_block();
+    const uint32_t units = w->cols / GPU_UNIT, each = GPU_SLICES / warps, slice = warp * each;
+    const uint64_t values = (uint64_t)strip * 16 * w->cols;
+    if (w->type == GPU_NVFP4)
+        ring_slices<GPU_NVFP4, NT>(sums, ring, w->data + values / 2, w->scale + values / 16, units,
+                                   in, slice, slice + each, first);
+    else if (w->type == GPU_MXFP8)
+        ring_slices<GPU_MXFP8, NT>(sums, ring, w->data + values, w->scale + values / 32, units, in,
+                                   slice, slice + each, first);
+    else if (w->type == GPU_BF16)
+        ring_slices<GPU_BF16, NT>(sums, ring, w->data + values * 2, 0, units, in, slice,
+                                  slice + each, first);
+    else
+        strip_f32<NT>(sums, (const float *)w->data + values, w->cols, in, slice, slice + each,
+                      first);
+}
+
+/* Sum i = row * 16 + output. */
+template <int NT> GPU_FN float add_slices(const float *shared, uint32_t i)
+{
     float sum = 0.0f;
-    if (thread_x() < NT * 64)
-        for (int s = 0; s < GPU_SLICES; s++)
-            sum = add_rn(sum, shared[s * NT * 64 + thread_x()]);
+#pragma unroll
+    for (int s = 0; s < GPU_SLICES; s++)
+        sum = add_rn(sum, shared[s * NT * 64 + i]);
     return sum;
 }
 
@@ -371,8 +440,10 @@ GPU_FN lane_input lane_columns(const gpu_input *in, uint32_t cols, const uint32_
     return out;
 }
 
-template <int NT> GPU_FN void linear_small(const gpu_linear_args *args, float *shared)
+template <int NT> GPU_FN void linear_small(const gpu_linear_args *args)
 {
+    GPU_SHARED float sums[GPU_SLICES * NT * 64];
+    launch_dependents();
     uint32_t s = 0;
     while (s + 1 < args->segments && block_x() >= args->segment[s + 1].first_tile)
         s++;
@@ -385,33 +456,28 @@ template <int NT> GPU_FN void linear_small(const gpu_linear_args *args, float *s
     for (uint32_t i = 0; i < NT * 4; i++)
         rows[i] = first + i;
     const lane_input in = lane_columns<NT>(&args->in, args->cols, rows, count);
-    float acc[NT][4];
-    strip_slice<NT>(acc, &segment->w, strip, warp_of(), &in);
-    const float sum = add_slices<NT>(shared, acc);
-    const uint32_t row = thread_x() / 16, o = thread_x() % 16;
-    if (thread_x() < NT * 64 && row < count) {
-        const float scale = reads_halves(&segment->w) ? args->in.scale[first + row] : 1.0f;
-        float *y = segment->y + (uint64_t)(first + row) * segment->stride + strip * 16 + o;
-        const float v = finish(sum, &segment->w, scale);
+    strip_product<NT>(sums, dynamic_shared() + warp_of() * RING_BYTES, &segment->w, strip, &in,
+                      warp_of(), threads_x() / 32, true);
+    sync_block();
+    for (uint32_t i = thread_x(); i < count * 16; i += threads_x()) {
+        const uint32_t row = first + i / 16;
+        const float scale = reads_halves(&segment->w) ? args->in.scale[row] : 1.0f;
+        float *y = segment->y + (uint64_t)row * segment->stride + strip * 16 + i % 16;
+        const float v = finish(add_slices<NT>(sums, i), &segment->w, scale);
         *y = args->add ? add_rn(*y, v) : v;
     }
 }
 
-/* Grid: strips of all segments; rows / 4 (or 8). */
-GPU_KERNEL(256) gpu_linear4(gpu_linear_args args)
+/* Grid: strips of all segments; rows / 4 (or 8). 1 to 8 warps, RING_BYTES of dynamic shared memory
+ * each. */
+GPU_DENSE_KERNEL(256, 4) gpu_linear4(gpu_linear_args args)
 {
-    GPU_SHARED float shared[GPU_SLICES * 64];
-    wait_for_previous();
-    linear_small<1>(&args, shared);
-    launch_dependents();
+    linear_small<1>(&args);
 }
 
-GPU_KERNEL(256) gpu_linear8(gpu_linear_args args)
+GPU_DENSE_KERNEL(256, 2) gpu_linear8(gpu_linear_args args)
 {
-    GPU_SHARED float shared[GPU_SLICES * 128];
-    wait_for_previous();
-    linear_small<2>(&args, shared);
-    launch_dependents();
+    linear_small<2>(&args);
 }
 
 /* ---- wide: 128 outputs times 64 columns a block ---- */
@@ -419,7 +485,12 @@ GPU_KERNEL(256) gpu_linear8(gpu_linear_args args)
 #define WIDE_TILES (GPU_WIDE / 4)   /* of the instruction */
 #define WIDE_STAGE (GPU_WIDE * 256) /* bytes of x: 64 columns of K, both parts */
 #define WIDE_STAGES 3
-#define WIDE_SHARED (WIDE_STAGES * WIDE_STAGE) /* dynamic */
+#define WIDE_TOTALS (WIDE_TILES * 2 * 256 * 4) /* bytes of the sums of slices, each thread's own   \
+                                                */
+#define WIDE_SHARED (WIDE_STAGES * WIDE_STAGE + WIDE_TOTALS) /* dynamic */
+
+/* A thread's sum i (output g + 8 i) of column n * 4 + t. */
+#define WIDE_TOTAL(n, i) total[((n)*2 + (i)) * 256 + thread_x()]
 
 /* One unit of 64 k of the block's rows into shared memory: 16-byte pieces, where those of the low
  * part are permuted so that eight lanes meet eight banks. rows[] in shared memory. */
@@ -444,11 +515,9 @@ GPU_FN uint4 wide_x(const uint8_t *stage, uint32_t n, uint32_t k)
     return *(const uint4 *)(stage + (n * 4 + g / 2) * 256 + (g & 1) * 128 + (k ^ (g & 1) * 5) * 16);
 }
 
-/* total[n] = the lane's sums for column n * 4 + t, outputs g and g + 8. Called by all 256 threads;
- * the strip is the warp's own. */
-GPU_FN void wide_product(float total[WIDE_TILES][2], const gpu_weight *w, uint32_t strip,
-                         const gpu_input *in, const uint32_t *rows, uint32_t count, uint8_t *stages,
-                         uint32_t stride)
+/* WIDE_TOTAL: the lane's sums. Called by all 256 threads; the strip is the warp's own. */
+GPU_FN void wide_product(float *total, const gpu_weight *w, uint32_t strip, const gpu_input *in,
+                         const uint32_t *rows, uint32_t count, uint8_t *stages, uint32_t stride)
 {
     const uint32_t lane = lane_of(), g = lane >> 2, t = lane & 3;
     const uint32_t units = w->cols / GPU_UNIT;
@@ -461,7 +530,7 @@ GPU_FN void wide_product(float total[WIDE_TILES][2], const gpu_weight *w, uint32
     float acc[WIDE_TILES][4];
 #pragma unroll
     for (int n = 0; n < WIDE_TILES; n++) {
-        total[n][0] = total[n][1] = 0.0f;
+        WIDE_TOTAL(n, 0) = WIDE_TOTAL(n, 1) = 0.0f;
         acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0.0f;
     }
     for (uint32_t i = 0; i < WIDE_STAGES - 1; i++) {
@@ -495,8 +564,8 @@ GPU_FN void wide_product(float total[WIDE_TILES][2], const gpu_weight *w, uint32
             slice++;
 #pragma unroll
             for (int n = 0; n < WIDE_TILES; n++) {
-                total[n][0] = add_rn(total[n][0], add_rn(acc[n][0], acc[n][1]));
-                total[n][1] = add_rn(total[n][1], add_rn(acc[n][2], acc[n][3]));
+                WIDE_TOTAL(n, 0) = add_rn(WIDE_TOTAL(n, 0), add_rn(acc[n][0], acc[n][1]));
+                WIDE_TOTAL(n, 1) = add_rn(WIDE_TOTAL(n, 1), add_rn(acc[n][2], acc[n][3]));
                 acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0.0f;
             }
         }
@@ -541,17 +610,18 @@ GPU_FN void wide_product(float total[WIDE_TILES][2], const gpu_weight *w, uint32
     }
 #pragma unroll
     for (int n = 0; n < WIDE_TILES; n++) {
-        total[n][0] = add_rn(total[n][0], add_rn(acc[n][0], acc[n][1]));
-        total[n][1] = add_rn(total[n][1], add_rn(acc[n][2], acc[n][3]));
+        WIDE_TOTAL(n, 0) = add_rn(WIDE_TOTAL(n, 0), add_rn(acc[n][0], acc[n][1]));
+        WIDE_TOTAL(n, 1) = add_rn(WIDE_TOTAL(n, 1), add_rn(acc[n][2], acc[n][3]));
     }
     sync_block(); /* the stages are free again */
 }
 
 /* One matrix, halves only. Grid: strips / 8, rows / 64. */
-GPU_KERNEL(256) gpu_linear_wide(gpu_linear_args args)
+GPU_DENSE_KERNEL(256, 2) gpu_linear_wide(gpu_linear_args args)
 {
     uint8_t *stages = dynamic_shared();
     GPU_SHARED uint32_t rows[GPU_WIDE];
+    launch_dependents();
     wait_for_previous();
     uint32_t s = 0;
     while (s + 1 < args.segments && block_x() * 8 >= args.segment[s + 1].first_tile)
@@ -565,9 +635,8 @@ GPU_KERNEL(256) gpu_linear_wide(gpu_linear_args args)
     if (thread_x() < GPU_WIDE)
         rows[thread_x()] = first + thread_x();
     sync_block();
-    float total[WIDE_TILES][2];
+    float *total = (float *)(stages + WIDE_STAGES * WIDE_STAGE);
     wide_product(total, &segment->w, strip, &args.in, rows, count, stages, args.cols);
-    launch_dependents();
     if (mine >= strips)
         return;
     const uint32_t g = lane_of() >> 2, t = lane_of() & 3;
@@ -578,8 +647,8 @@ GPU_KERNEL(256) gpu_linear_wide(gpu_linear_args args)
             continue;
         float *y = segment->y + (uint64_t)(first + c) * segment->stride + strip * 16 + g;
         const float scale = args.in.scale[first + c];
-        const float a = finish(total[n][0], &segment->w, scale);
-        const float b = finish(total[n][1], &segment->w, scale);
+        const float a = finish(WIDE_TOTAL(n, 0), &segment->w, scale);
+        const float b = finish(WIDE_TOTAL(n, 1), &segment->w, scale);
         y[0] = args.add ? add_rn(y[0], a) : a;
         y[8] = args.add ? add_rn(y[8], b) : b;
     }
@@ -649,90 +718,88 @@ GPU_FN void put_h(const gpu_expert_args *args, const gpu_weight *down, uint32_t 
     row[(halves_word(o) + 32) * 2 + (o & 1)] = (uint16_t)h2_of(v - h_low(high), 0.0f);
 }
 
-template <int NT> GPU_FN void expert_up_small(const gpu_expert_args *args, float *shared)
+template <int NT> GPU_FN void expert_up_small(const gpu_expert_args *args)
 {
+    GPU_SHARED float sums[2 * GPU_SLICES * NT * 64];
     GPU_SHARED uint32_t list[8], rows[8];
     uint32_t expert;
+    launch_dependents();
+    wait_for_previous();
     const uint32_t count = expert_tile(args, block_y(), NT * 4, &expert, list);
-    const gpu_weight *gate = &args->gate[expert], *up = &args->up[expert];
-    if (!count || block_x() * 16 >= gate->rows)
+    if (!count)
+        return;
+    const gpu_weight gate = args->gate[expert], up = args->up[expert];
+    if (block_x() * 16 >= gate.rows)
         return;
     if (thread_x() < NT * 4)
         rows[thread_x()] = list[thread_x()] / args->slots;
     sync_block();
     const lane_input in = lane_columns<NT>(&args->in, args->cols, rows, count);
-    float acc[NT][4];
-    strip_slice<NT>(acc, gate, block_x(), warp_of(), &in);
-    const float g = add_slices<NT>(shared, acc);
+    const uint32_t half = threads_x() / 64, second = warp_of() >= half; /* the gate's warps, up's */
+    strip_product<NT>(sums + second * GPU_SLICES * NT * 64,
+                      dynamic_shared() + warp_of() * RING_BYTES, second ? &up : &gate, block_x(),
+                      &in, warp_of() - second * half, half, false);
     sync_block();
-    strip_slice<NT>(acc, up, block_x(), warp_of(), &in);
-    const float u = add_slices<NT>(shared, acc);
-    const uint32_t c = thread_x() / 16, o = thread_x() % 16;
-    if (thread_x() < NT * 64 && c < count) {
-        const float scale = reads_halves(gate) ? args->in.scale[rows[c]] : 1.0f;
-        put_h(args, &args->down[expert], list[c], block_x() * 16 + o,
-              swiglu(finish(g, gate, scale), finish(u, up, scale), args->alpha, args->limit));
+    for (uint32_t i = thread_x(); i < count * 16; i += threads_x()) {
+        const uint32_t c = i / 16;
+        const float scale = reads_halves(&gate) ? args->in.scale[rows[c]] : 1.0f;
+        const float g = finish(add_slices<NT>(sums, i), &gate, scale);
+        const float u = finish(add_slices<NT>(sums + GPU_SLICES * NT * 64, i), &up, scale);
+        put_h(args, &args->down[expert], list[c], block_x() * 16 + i % 16,
+              swiglu(g, u, args->alpha, args->limit));
     }
 }
 
-template <int NT> GPU_FN void expert_down_small(const gpu_expert_args *args, float *shared)
+template <int NT> GPU_FN void expert_down_small(const gpu_expert_args *args)
 {
+    GPU_SHARED float sums[GPU_SLICES * NT * 64];
     GPU_SHARED uint32_t list[8];
     uint32_t expert;
+    launch_dependents();
+    wait_for_previous();
     const uint32_t count = expert_tile(args, block_y(), NT * 4, &expert, list);
     if (!count)
         return;
-    const gpu_weight *down = &args->down[expert];
+    const gpu_weight down = args->down[expert];
     const gpu_input h = {args->h_halves, 0, args->h_floats};
     const lane_input in = lane_columns<NT>(&h, args->h_stride, list, count);
-    float acc[NT][4];
-    strip_slice<NT>(acc, down, block_x(), warp_of(), &in);
-    const float sum = add_slices<NT>(shared, acc);
-    const uint32_t c = thread_x() / 16, o = thread_x() % 16;
-    if (thread_x() < NT * 64 && c < count)
-        args->out[(uint64_t)list[c] * args->hidden + block_x() * 16 + o] =
-            finish(sum, down, 1.0f / args->h_scale);
+    strip_product<NT>(sums, dynamic_shared() + warp_of() * RING_BYTES, &down, block_x(), &in,
+                      warp_of(), threads_x() / 32, false);
+    sync_block();
+    for (uint32_t i = thread_x(); i < count * 16; i += threads_x())
+        args->out[(uint64_t)list[i / 16] * args->hidden + block_x() * 16 + i % 16] =
+            finish(add_slices<NT>(sums, i), &down, 1.0f / args->h_scale);
 }
 
-/* Grid: strips of the widest expert, tiles of pairs. */
-GPU_KERNEL(256) gpu_expert_up4(gpu_expert_args args)
+/* Grid: strips of the widest expert, tiles of pairs. 1 to 8 warps (2 to 16 for up), RING_BYTES of
+ * dynamic shared memory each. */
+GPU_DENSE_KERNEL(512, 2) gpu_expert_up4(gpu_expert_args args)
 {
-    GPU_SHARED float shared[GPU_SLICES * 64];
-    wait_for_previous();
-    expert_up_small<1>(&args, shared);
-    launch_dependents();
+    expert_up_small<1>(&args);
 }
 
-GPU_KERNEL(256) gpu_expert_up8(gpu_expert_args args)
+GPU_DENSE_KERNEL(512, 1) gpu_expert_up8(gpu_expert_args args)
 {
-    GPU_SHARED float shared[GPU_SLICES * 128];
-    wait_for_previous();
-    expert_up_small<2>(&args, shared);
-    launch_dependents();
+    expert_up_small<2>(&args);
 }
 
-GPU_KERNEL(256) gpu_expert_down4(gpu_expert_args args)
+GPU_DENSE_KERNEL(256, 4) gpu_expert_down4(gpu_expert_args args)
 {
-    GPU_SHARED float shared[GPU_SLICES * 64];
-    wait_for_previous();
-    expert_down_small<1>(&args, shared);
-    launch_dependents();
+    expert_down_small<1>(&args);
 }
 
-GPU_KERNEL(256) gpu_expert_down8(gpu_expert_args args)
+GPU_DENSE_KERNEL(256, 2) gpu_expert_down8(gpu_expert_args args)
 {
-    GPU_SHARED float shared[GPU_SLICES * 128];
-    wait_for_previous();
-    expert_down_small<2>(&args, shared);
-    launch_dependents();
+    expert_down_small<2>(&args);
 }
 
 /* 64 outputs a block: warps 0 to 3 the gate's strips, 4 to 7 the same of up. Grid: strips / 4,
  * tiles of 64 pairs. */
-GPU_KERNEL(256) gpu_expert_up_wide(gpu_expert_args args)
+GPU_DENSE_KERNEL(256, 2) gpu_expert_up_wide(gpu_expert_args args)
 {
     uint8_t *stages = dynamic_shared();
     GPU_SHARED uint32_t list[GPU_WIDE], rows[GPU_WIDE];
+    launch_dependents();
     wait_for_previous();
     uint32_t expert;
     const uint32_t count = expert_tile(&args, block_y(), GPU_WIDE, &expert, list);
@@ -744,7 +811,7 @@ GPU_KERNEL(256) gpu_expert_up_wide(gpu_expert_args args)
     const uint32_t strips = args.gate[expert].rows / 16, mine = block_x() * 4 + warp_of() % 4;
     const uint32_t strip = mine < strips ? mine : strips - 1;
     const gpu_weight w = warp_of() < 4 ? args.gate[expert] : args.up[expert];
-    float total[WIDE_TILES][2];
+    float *total = (float *)(stages + WIDE_STAGES * WIDE_STAGE);
     wide_product(total, &w, strip, &args.in, rows, count, stages, args.cols);
     const uint32_t g = lane_of() >> 2, t = lane_of() & 3;
     float *ups = (float *)stages + warp_of() % 4 * 16 * GPU_WIDE; /* [column][output] */
@@ -753,8 +820,8 @@ GPU_KERNEL(256) gpu_expert_up_wide(gpu_expert_args args)
         for (int n = 0; n < WIDE_TILES; n++) {
             const uint32_t c = n * 4 + t;
             const float scale = args.in.scale[rows[c]];
-            ups[c * 16 + g] = finish(total[n][0], &w, scale);
-            ups[c * 16 + g + 8] = finish(total[n][1], &w, scale);
+            ups[c * 16 + g] = finish(WIDE_TOTAL(n, 0), &w, scale);
+            ups[c * 16 + g + 8] = finish(WIDE_TOTAL(n, 1), &w, scale);
         }
     sync_block();
     if (warp_of() >= 4 || mine >= strips)
@@ -766,17 +833,19 @@ GPU_KERNEL(256) gpu_expert_up_wide(gpu_expert_args args)
             continue;
         const float scale = args.in.scale[rows[c]];
         put_h(&args, &args.down[expert], list[c], strip * 16 + g,
-              swiglu(finish(total[n][0], &w, scale), ups[c * 16 + g], args.alpha, args.limit));
+              swiglu(finish(WIDE_TOTAL(n, 0), &w, scale), ups[c * 16 + g], args.alpha, args.limit));
         put_h(&args, &args.down[expert], list[c], strip * 16 + g + 8,
-              swiglu(finish(total[n][1], &w, scale), ups[c * 16 + g + 8], args.alpha, args.limit));
+              swiglu(finish(WIDE_TOTAL(n, 1), &w, scale), ups[c * 16 + g + 8], args.alpha,
+                     args.limit));
     }
 }
 
 /* Grid: strips / 8, tiles of 64 pairs. */
-GPU_KERNEL(256) gpu_expert_down_wide(gpu_expert_args args)
+GPU_DENSE_KERNEL(256, 2) gpu_expert_down_wide(gpu_expert_args args)
 {
     uint8_t *stages = dynamic_shared();
     GPU_SHARED uint32_t list[GPU_WIDE];
+    launch_dependents();
     wait_for_previous();
     uint32_t expert;
     const uint32_t count = expert_tile(&args, block_y(), GPU_WIDE, &expert, list);
@@ -787,7 +856,7 @@ GPU_KERNEL(256) gpu_expert_down_wide(gpu_expert_args args)
     const uint32_t strip = mine < strips ? mine : strips - 1;
     /* h_stride may exceed this expert's width: rows lie h_stride apart. */
     const gpu_input h = {args.h_halves, 0, 0};
-    float total[WIDE_TILES][2];
+    float *total = (float *)(stages + WIDE_STAGES * WIDE_STAGE);
     wide_product(total, &w, strip, &h, list, count, stages, args.h_stride);
     if (mine >= strips)
         return;
@@ -798,8 +867,8 @@ GPU_KERNEL(256) gpu_expert_down_wide(gpu_expert_args args)
         if (c >= count)
             continue;
         float *out = args.out + (uint64_t)list[c] * args.hidden + strip * 16 + g;
-        out[0] = finish(total[n][0], &w, 1.0f / args.h_scale);
-        out[8] = finish(total[n][1], &w, 1.0f / args.h_scale);
+        out[0] = finish(WIDE_TOTAL(n, 0), &w, 1.0f / args.h_scale);
+        out[8] = finish(WIDE_TOTAL(n, 1), &w, 1.0f / args.h_scale);
     }
 }
 

@@ -16,6 +16,9 @@
 
 #define GPU_FN static __device__ __forceinline__
 #define GPU_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+/* So many blocks of so many threads at once on a processor: bounds the registers. */
+#define GPU_DENSE_KERNEL(threads, blocks)                                                          \
+    extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define GPU_SHARED __shared__
 #define GPU_EVERYONE 0xffffffffu
 
@@ -85,6 +88,16 @@ GPU_FN uint32_t shfl_xor_u(uint32_t v, uint32_t mask)
 GPU_FN uint32_t ballot(uint32_t v)
 {
     return __ballot_sync(GPU_EVERYONE, v);
+}
+
+GPU_FN uint32_t warp_sum_u(uint32_t v)
+{
+    return __reduce_add_sync(GPU_EVERYONE, v);
+}
+
+GPU_FN uint32_t shfl_up_u(uint32_t v, uint32_t by)
+{
+    return __shfl_up_sync(GPU_EVERYONE, v, by);
 }
 
 GPU_FN uint32_t lowest_bit(uint32_t v)
@@ -195,6 +208,12 @@ GPU_FN void copy_async16(void *shared, const void *global)
 {
     const uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+}
+
+GPU_FN void copy_async4(void *shared, const void *global)
+{
+    const uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
 }
 
 GPU_FN void copy_commit(void)

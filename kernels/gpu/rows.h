@@ -1,8 +1,8 @@
 /* gpu/rows: what is done to a row of a step between the products: norms, rotations, the insert into
  * pages, routes; and the device's own memory: fills and copies.
  *
- * Sums of a block of 256 threads: thread i adds k = i, i + 256, …; then the tree over lanes 16, 8,
- * 4, 2, 1, then the warps in ascending order. Of a warp (heads): lane i adds k = i, i + 32, …, then
+ * Sums of a block: a thread adds its own in ascending order; then the tree over lanes 16, 8, 4, 2,
+ * 1, then the warps in ascending order. Of a warp (heads): lane i adds k = i, i + 32, …, then
  * the same tree. */
 #pragma once
 #include "kernels/gpu/linear.h"
@@ -21,7 +21,7 @@ GPU_FN float warp_max(float v)
     return v;
 }
 
-/* Of 256 threads; `shared`: 8 floats. */
+/* Of a whole block; `shared`: a float a warp. */
 GPU_FN float block_sum(float v, float *shared)
 {
     v = warp_sum(v);
@@ -30,7 +30,7 @@ GPU_FN float block_sum(float v, float *shared)
         shared[warp_of()] = v;
     sync_block();
     float sum = shared[0];
-    for (int i = 1; i < 8; i++)
+    for (uint32_t i = 1; i < threads_x() / 32; i++)
         sum = add_rn(sum, shared[i]);
     return sum;
 }
@@ -43,9 +43,30 @@ GPU_FN float block_max(float v, float *shared)
         shared[warp_of()] = v;
     sync_block();
     float most = shared[0];
-    for (int i = 1; i < 8; i++)
+    for (uint32_t i = 1; i < threads_x() / 32; i++)
         most = fmaxf(most, shared[i]);
     return most;
+}
+
+/* Sum of v over the threads before this one; *all: over all. `shared`: 32 words. */
+GPU_FN uint32_t block_before(uint32_t v, uint32_t *shared, uint32_t *all)
+{
+    uint32_t sum = v;
+    for (uint32_t by = 1; by < 32; by *= 2) {
+        const uint32_t other = shfl_up_u(sum, by);
+        sum += lane_of() >= by ? other : 0;
+    }
+    sync_block();
+    if (lane_of() == 31)
+        shared[warp_of()] = sum;
+    sync_block();
+    uint32_t before = 0, total = 0;
+    for (uint32_t i = 0; i < threads_x() / 32; i++) {
+        before += i < warp_of() ? shared[i] : 0;
+        total += shared[i];
+    }
+    *all = total;
+    return before + sum - v;
 }
 
 GPU_FN float inverse_rms(float squares, uint32_t n, float eps)
@@ -63,45 +84,85 @@ typedef struct gpu_norm_args {
     float *scale;     /* [rows] */
 } gpu_norm_args;
 
-/* Grid: rows. cols even where halves are asked for. */
-GPU_KERNEL(256) gpu_norm(gpu_norm_args args)
+#define NORM_THREADS 512
+#define NORM_KEPT 16 /* values a thread keeps: rows of up to 8,192 are read once */
+
+/* Grid: rows. cols even where halves are asked for. Thread i takes the pairs i, i + 512, …; sums as
+ * above, of 16 warps. */
+GPU_KERNEL(NORM_THREADS) gpu_norm(gpu_norm_args args)
 {
-    GPU_SHARED float shared[8];
-    wait_for_previous();
+    GPU_SHARED float shared[NORM_THREADS / 32];
     launch_dependents();
-    const uint32_t r = block_x();
+    const uint32_t r = block_x(), i = thread_x();
+    float kept[NORM_KEPT], gain[NORM_KEPT];
+    if (args.w)
+#pragma unroll
+        for (int j = 0; j < NORM_KEPT; j++) {
+            const uint32_t k = (i + j / 2 * NORM_THREADS) * 2 + j % 2;
+            gain[j] = k < args.cols ? add_rn(1.0f, args.w[k]) : 0.0f;
+        }
+    wait_for_previous();
     const float *x = args.x + (uint64_t)(args.pick ? args.pick[r] : r) * args.cols;
+#pragma unroll
+    for (int j = 0; j < NORM_KEPT; j++) {
+        const uint32_t k = (i + j / 2 * NORM_THREADS) * 2 + j % 2;
+        kept[j] = k < args.cols ? x[k] : 0.0f;
+    }
     float rs = 1.0f;
     if (args.w) {
         float squares = 0.0f;
-        for (uint32_t k = thread_x(); k < args.cols; k += 256)
+#pragma unroll
+        for (int j = 0; j < NORM_KEPT; j++)
+            squares = fma_rn(kept[j], kept[j], squares);
+        for (uint32_t k = NORM_KEPT * NORM_THREADS + i; k < args.cols; k += NORM_THREADS)
             squares = fma_rn(x[k], x[k], squares);
         rs = inverse_rms(block_sum(squares, shared), args.cols, args.eps);
+#pragma unroll
+        for (int j = 0; j < NORM_KEPT; j++)
+            kept[j] = mul_rn(mul_rn(kept[j], rs), gain[j]);
     }
-#define VALUE(k) (args.w ? mul_rn(mul_rn(x[k], rs), add_rn(1.0f, args.w[k])) : x[k])
+#define FAR(k) (args.w ? mul_rn(mul_rn(x[k], rs), add_rn(1.0f, args.w[k])) : x[k])
+    float *y = args.y ? args.y + (uint64_t)r * args.cols : 0;
     if (args.halves) {
         float most = 0.0f, factor, inverse;
-        for (uint32_t k = thread_x(); k < args.cols; k += 256)
-            most = fmaxf(most, fabsf(VALUE(k)));
+#pragma unroll
+        for (int j = 0; j < NORM_KEPT; j++)
+            most = fmaxf(most, fabsf(kept[j]));
+        for (uint32_t k = NORM_KEPT * NORM_THREADS + i; k < args.cols; k += NORM_THREADS)
+            most = fmaxf(most, fabsf(FAR(k)));
         halves_scale(block_max(most, shared), &factor, &inverse);
         uint32_t *row = args.halves + (uint64_t)r * args.cols;
-        for (uint32_t k = thread_x() * 2; k < args.cols; k += 512)
-            halves_put(row, k, VALUE(k) * factor, VALUE(k + 1) * factor);
-        if (thread_x() == 0)
+#pragma unroll
+        for (int j = 0; j < NORM_KEPT; j += 2) {
+            const uint32_t k = (i + j / 2 * NORM_THREADS) * 2;
+            if (k < args.cols)
+                halves_put(row, k, kept[j] * factor, kept[j + 1] * factor);
+        }
+        for (uint32_t k = NORM_KEPT * NORM_THREADS + i * 2; k < args.cols; k += NORM_THREADS * 2)
+            halves_put(row, k, FAR(k) * factor, FAR(k + 1) * factor);
+        if (i == 0)
             args.scale[r] = inverse;
-        sync_block();
     }
-    if (args.y)
-        for (uint32_t k = thread_x(); k < args.cols; k += 256)
-            args.y[(uint64_t)r * args.cols + k] = VALUE(k);
-#undef VALUE
+    if (y) {
+        /* y may be x: what lies far is read above by other threads, and here. */
+        sync_block();
+#pragma unroll
+        for (int j = 0; j < NORM_KEPT; j++) {
+            const uint32_t k = (i + j / 2 * NORM_THREADS) * 2 + j % 2;
+            if (k < args.cols)
+                y[k] = kept[j];
+        }
+        for (uint32_t k = NORM_KEPT * NORM_THREADS + i; k < args.cols; k += NORM_THREADS)
+            y[k] = FAR(k);
+    }
+#undef FAR
 }
 
 /* Grid: rows. Ids outside the table are the caller's bug. */
 GPU_KERNEL(256) gpu_embed(float *y, gpu_weight table, const int32_t *ids)
 {
-    wait_for_previous();
     launch_dependents();
+    wait_for_previous();
     const uint32_t r = block_x();
     for (uint32_t k = thread_x(); k < table.cols; k += 256)
         y[(uint64_t)r * table.cols + k] =
@@ -148,8 +209,8 @@ gpu_head_norm_rope(float *x, const float *w, uint32_t count, uint32_t heads, uin
                    float eps, gpu_rope rope, const int32_t *pos)
 {
     GPU_SHARED float head[8][GPU_HEAD_DIM_MAX];
-    wait_for_previous();
     launch_dependents();
+    wait_for_previous();
     const uint32_t at = block_x() * 8 + warp_of();
     if (at >= count)
         return;
@@ -236,8 +297,8 @@ typedef struct gpu_insert_args {
 GPU_KERNEL(256) gpu_insert(gpu_insert_args a)
 {
     GPU_SHARED float head[8][GPU_HEAD_DIM_MAX];
-    wait_for_previous();
     launch_dependents();
+    wait_for_previous();
     const uint32_t n = a.kv.kv_heads,
                    heads = a.q_heads + 2 * n + (a.index_heads ? a.index_heads + 1 : 0);
     uint32_t h = block_x() * 8 + warp_of();
@@ -280,8 +341,8 @@ GPU_KERNEL(256) gpu_insert(gpu_insert_args a)
 /* K and V as they come. Grid: 2 kv heads / 8 rounded up, rows. */
 GPU_KERNEL(256) gpu_kv_put(gpu_rows rows, gpu_pages kv, const float *k, const float *v)
 {
-    wait_for_previous();
     launch_dependents();
+    wait_for_previous();
     const uint32_t h = block_x() * 8 + warp_of(), r = block_y(), n = kv.kv_heads;
     if (h >= 2 * n)
         return;
@@ -292,28 +353,106 @@ GPU_KERNEL(256) gpu_kv_put(gpu_rows rows, gpu_pages kv, const float *k, const fl
 
 /* ---- routes ---- */
 
+#define ROUTER_SLICES 32 /* of 16 columns each or a multiple */
+
+/* The router's products: F32 weights as gpu/linear.h has them, but in 32 slices of K, cut at
+ * multiples of 16, so that many blocks share it: part [32][rows][experts]. Grid: experts / 16,
+ * rows / 8, 4. */
+GPU_KERNEL(256)
+gpu_router(const float *router, const float *x, uint32_t cols, uint32_t rows, uint32_t experts,
+           float *part)
+{
+    launch_dependents();
+    const uint32_t units = cols / 16, slice = block_z() * 8 + warp_of();
+    const uint32_t u = slice * units / ROUTER_SLICES, end = (slice + 1) * units / ROUTER_SLICES;
+    const uint32_t lane = lane_of(), g = lane >> 2, t = lane & 3, first = block_y() * 8;
+    const float *lower = router + (uint64_t)(block_x() * 16 + g) * cols + t * 4;
+    const float *upper = lower + (uint64_t)8 * cols;
+    const float *in[2];
+    for (uint32_t n = 0; n < 2; n++) {
+        const uint32_t r = first + n * 4 + g / 2;
+        in[n] = x + (uint64_t)(r < rows ? r : first) * cols + t * 4;
+    }
+    const uint32_t low = g & 1;
+    float acc[2][4] = {};
+#define DEPTH 12 /* as much as a slice of M3.1 has: all loads are under way at once */
+    for (uint32_t v = u; v < end; v += DEPTH) {
+        float4 l[DEPTH], r[DEPTH];
+#pragma unroll
+        for (int i = 0; i < DEPTH; i++) {
+            const uint32_t at = v + i < end ? v + i : end - 1;
+            l[i] = *(const float4 *)(lower + at * 16);
+            r[i] = *(const float4 *)(upper + at * 16);
+        }
+        if (v == u)
+            wait_for_previous();
+#pragma unroll
+        for (int i = 0; i < DEPTH; i++) {
+            if (v + i >= end)
+                break;
+#pragma unroll
+            for (uint32_t p = 0; p < 2; p++) {
+                const uint32_t a[8] = {tf32_part(l[i].x, p), tf32_part(r[i].x, p),
+                                       tf32_part(l[i].y, p), tf32_part(r[i].y, p),
+                                       tf32_part(l[i].z, p), tf32_part(r[i].z, p),
+                                       tf32_part(l[i].w, p), tf32_part(r[i].w, p)};
+#pragma unroll
+                for (int n = 0; n < 2; n++) {
+                    const float4 f = *(const float4 *)(in[n] + (v + i) * 16);
+                    mma_tf32(acc[n], a, tf32_part(f.x, low), tf32_part(f.y, low));
+                    mma_tf32(acc[n], a + 4, tf32_part(f.z, low), tf32_part(f.w, low));
+                }
+            }
+        }
+    }
+#undef DEPTH
+    wait_for_previous();
+    for (uint32_t n = 0; n < 2; n++) {
+        const uint32_t r = first + n * 4 + t;
+        if (r >= rows)
+            continue;
+        float *to = part + ((uint64_t)slice * rows + r) * experts + block_x() * 16 + g;
+        to[0] = add_rn(acc[n][0], acc[n][1]);
+        to[8] = add_rn(acc[n][2], acc[n][3]);
+    }
+}
+
 typedef struct gpu_route_args {
-    const float *logits, *bias; /* [rows, experts], [experts] */
-    uint32_t rows, experts, topk, slots;
+    const float *logits; /* [slices, rows, experts], to be added in ascending order */
+    const float *bias;   /* [experts] */
+    uint32_t slices, rows, experts, topk;
     float routed_scale;
     int32_t *ids;   /* [rows, topk], ascending */
     float *weights; /* [rows, topk] */
 } gpu_route_args;
 
-/* A warp a row: the topk of p + bias, ties to the lower id. Grid: rows / 8. Experts up to 1,024. */
+/* A block a row: a thread an expert, then the first warp takes the topk of p + bias, ties to the
+ * lower id. Grid: rows. Experts up to 1,024. */
 GPU_KERNEL(256) gpu_route(gpu_route_args a)
 {
-    GPU_SHARED float prob[8][1024];
-    wait_for_previous();
+    GPU_SHARED float p[1024];
     launch_dependents();
-    const uint32_t r = block_x() * 8 + warp_of(), lane = lane_of();
-    if (r >= a.rows)
+    wait_for_previous();
+    const uint32_t r = block_x(), lane = lane_of();
+    for (uint32_t e = thread_x(); e < a.experts; e += threads_x()) {
+        float sum = 0.0f;
+        if (a.slices == ROUTER_SLICES) {
+            float v[ROUTER_SLICES];
+#pragma unroll
+            for (uint32_t s = 0; s < ROUTER_SLICES; s++)
+                v[s] = a.logits[((uint64_t)s * a.rows + r) * a.experts + e];
+#pragma unroll
+            for (uint32_t s = 0; s < ROUTER_SLICES; s++)
+                sum = add_rn(sum, v[s]);
+        } else {
+            sum = a.logits[(uint64_t)r * a.experts + e];
+        }
+        p[e] = sigmoid(sum);
+    }
+    sync_block();
+    if (warp_of())
         return;
-    float *p = prob[warp_of()];
     uint32_t taken = 0; /* bit i: expert lane + 32 i */
-    for (uint32_t e = lane; e < a.experts; e += 32)
-        p[e] = sigmoid(a.logits[(uint64_t)r * a.experts + e]);
-    sync_warp();
     for (uint32_t i = 0; i < a.topk; i++) {
         float best = -GPU_INFINITY;
         uint32_t id = 0xffffffffu;
@@ -341,7 +480,7 @@ GPU_KERNEL(256) gpu_route(gpu_route_args a)
     float total = 0.0f;
     for (uint32_t i = 0; i * 32 < a.experts; i++)
         for (uint32_t left = ballot(taken >> i & 1); left; left &= left - 1) {
-            const uint32_t id = i * 32 + (uint32_t)lowest_bit(left);
+            const uint32_t id = i * 32 + lowest_bit(left);
             total = add_rn(total, p[id]);
             if (before == lane)
                 mine = id;
@@ -358,45 +497,42 @@ typedef struct gpu_group_args {
     uint32_t rows, experts, topk, slots; /* slots: topk, and one if there is a shared expert */
     uint32_t most;                       /* pairs of a tile */
     uint32_t *pairs, *tiles, *tile_count;
-    uint32_t *first; /* [experts + 2], scratch */
 } gpu_group_args;
 
-/* Pairs sorted by expert, cut into tiles. One block. Experts up to 1,024. */
+/* Pairs sorted by expert, cut into tiles; the shared expert, the largest, first. One block of more
+ * threads than experts, which are at most 1,023. */
 GPU_KERNEL(1024) gpu_group(gpu_group_args a)
 {
-    GPU_SHARED uint32_t count[1026], at[1026];
+    GPU_SHARED uint32_t count[1024], at[1024], shared[32];
+    launch_dependents();
     wait_for_previous();
-    const uint32_t all = a.experts + 1;
-    for (uint32_t e = thread_x(); e < all; e += threads_x())
-        count[e] = 0;
+    const uint32_t i = thread_x(), e = i ? i - 1 : a.experts;
+    count[i] = 0;
     sync_block();
-    for (uint32_t i = thread_x(); i < a.rows * a.topk; i += threads_x())
-        add_shared(&count[a.ids[i]], 1);
+    for (uint32_t p = i; p < a.rows * a.topk; p += threads_x())
+        add_shared(&count[a.ids[p]], 1);
     sync_block();
-    if (thread_x() == 0) {
-        count[a.experts] = a.slots > a.topk ? a.rows : 0;
-        uint32_t sum = 0, tiles = 0;
-        /* The shared expert first: it is the largest. */
-        for (uint32_t n = 0; n < all; n++) {
-            const uint32_t e = n ? n - 1 : a.experts;
-            at[e] = sum;
-            for (uint32_t i = 0; i < count[e]; i += a.most) {
-                a.tiles[tiles * 3] = e;
-                a.tiles[tiles * 3 + 1] = sum + i;
-                a.tiles[tiles * 3 + 2] = count[e] - i < a.most ? count[e] - i : a.most;
-                tiles++;
-            }
-            sum += count[e];
-        }
-        *a.tile_count = tiles;
+    uint32_t mine = 0, all;
+    if (i <= a.experts)
+        mine = i ? count[e] : a.slots > a.topk ? a.rows : 0;
+    const uint32_t first = block_before(mine, shared, &all);
+    const uint32_t tile = block_before((mine + a.most - 1) / a.most, shared, &all);
+    for (uint32_t n = 0; n * a.most < mine; n++) {
+        uint32_t *to = a.tiles + (tile + n) * 3;
+        to[0] = e;
+        to[1] = first + n * a.most;
+        to[2] = mine - n * a.most < a.most ? mine - n * a.most : a.most;
     }
+    if (i <= a.experts)
+        at[e] = first;
+    if (i == 0)
+        *a.tile_count = all;
     sync_block();
     if (a.slots > a.topk)
-        for (uint32_t r = thread_x(); r < a.rows; r += threads_x())
+        for (uint32_t r = i; r < a.rows; r += threads_x())
             a.pairs[at[a.experts] + r] = r * a.slots + a.topk;
-    for (uint32_t i = thread_x(); i < a.rows * a.topk; i += threads_x())
-        a.pairs[add_shared(&at[a.ids[i]], 1)] = i / a.topk * a.slots + i % a.topk;
-    launch_dependents();
+    for (uint32_t p = i; p < a.rows * a.topk; p += threads_x())
+        a.pairs[add_shared(&at[a.ids[p]], 1)] = p / a.topk * a.slots + p % a.topk;
 }
 
 /* ---- memory ---- */
