@@ -485,8 +485,8 @@ GPU_DENSE_KERNEL(256, 2) gpu_linear8(gpu_linear_args args)
 #define WIDE_TILES (GPU_WIDE / 4)   /* of the instruction */
 #define WIDE_STAGE (GPU_WIDE * 256) /* bytes of x: 64 columns of K, both parts */
 #define WIDE_STAGES 3
-#define WIDE_TOTALS (WIDE_TILES * 2 * 256 * 4) /* bytes of the sums of slices, each thread's own   \
-                                                */
+/* Bytes of the sums of slices, each thread's own. */
+#define WIDE_TOTALS (WIDE_TILES * 2 * 256 * 4)
 #define WIDE_SHARED (WIDE_STAGES * WIDE_STAGE + WIDE_TOTALS) /* dynamic */
 
 /* A thread's sum i (output g + 8 i) of column n * 4 + t. */

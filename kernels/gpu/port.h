@@ -1,11 +1,11 @@
-/* gpu/port: the little of a GPU's language that the kernels use, so that one source serves CUDA and
- * HIP. Lanes work in groups of 32 ("warps"); on processors with wavefronts of 64 each half is one.
+/* gpu/port: the little of a GPU's language that the kernels use, so that another compiler needs
+ * this file alone. Lanes work in groups of 32 ("warps").
  *
  * The one matrix instruction is the 16 x 8 product of CUDA's PTX (m16n8k16 on halves, m16n8k8 on
  * tf32): lane = 4 g + t holds of A [16, k] the rows g and g + 8, of B [k, 8] the column g, of the
  * result rows g and g + 8 at columns 2 t and 2 t + 1 (PTX ISA, "Matrix fragments for
- * mma.m16n8k16"). With GPU_PLAIN_MMA it is done by shuffles and fused multiply-adds, which any
- * processor has. */
+ * mma.m16n8k16").
+ */
 #pragma once
 #include <stdint.h>
 
@@ -240,8 +240,6 @@ GPU_FN void wait_for_previous(void)
 #endif
 }
 
-#ifndef GPU_PLAIN_MMA
-
 /* c += A B, halves. */
 GPU_FN void mma_f16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
@@ -260,10 +258,8 @@ GPU_FN void mma_tf32(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-#endif
-
-#else /* HIP: clang without the headers and device libraries of ROCm */
-#include "kernels/gpu/port_hip.h"
+#else
+#error "nvcc only, so far"
 #endif
 
 GPU_FN uint32_t lane_of(void)
@@ -275,51 +271,3 @@ GPU_FN uint32_t warp_of(void)
 {
     return thread_x() >> 5;
 }
-
-#ifdef GPU_PLAIN_MMA
-
-GPU_FN void mma_f16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
-{
-    const uint32_t lane = lane_of(), g = lane >> 2, t = lane & 3;
-    for (uint32_t k = 0; k < 4; k++) {
-        const uint32_t row = g * 4 + k, left = 8 * t + k, right = 8 * t + 4 + k;
-        const uint32_t a0 = shfl(a[0], row), a1 = shfl(a[1], row);
-        const uint32_t a2 = shfl(a[2], row), a3 = shfl(a[3], row);
-        const uint32_t l0 = shfl(b0, left), l1 = shfl(b1, left);
-        const uint32_t r0 = shfl(b0, right), r1 = shfl(b1, right);
-        const uint32_t lower[2] = {a0, a2}, upper[2] = {a1, a3}, l[2] = {l0, l1}, r[2] = {r0, r1};
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            c[0] = fma_rn(h_low(lower[i]), h_low(l[i]), c[0]);
-            c[0] = fma_rn(h_high(lower[i]), h_high(l[i]), c[0]);
-            c[1] = fma_rn(h_low(lower[i]), h_low(r[i]), c[1]);
-            c[1] = fma_rn(h_high(lower[i]), h_high(r[i]), c[1]);
-            c[2] = fma_rn(h_low(upper[i]), h_low(l[i]), c[2]);
-            c[2] = fma_rn(h_high(upper[i]), h_high(l[i]), c[2]);
-            c[3] = fma_rn(h_low(upper[i]), h_low(r[i]), c[3]);
-            c[3] = fma_rn(h_high(upper[i]), h_high(r[i]), c[3]);
-        }
-    }
-}
-
-GPU_FN void mma_tf32(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
-{
-    const uint32_t lane = lane_of(), g = lane >> 2, t = lane & 3;
-    for (uint32_t k = 0; k < 4; k++) {
-        const uint32_t row = g * 4 + k, left = 8 * t + k, right = 8 * t + 4 + k;
-        const float a0 = float_of(shfl(a[0], row) & 0xffffe000u);
-        const float a1 = float_of(shfl(a[1], row) & 0xffffe000u);
-        const float a2 = float_of(shfl(a[2], row) & 0xffffe000u);
-        const float a3 = float_of(shfl(a[3], row) & 0xffffe000u);
-        const float l0 = float_of(shfl(b0, left) & 0xffffe000u);
-        const float l1 = float_of(shfl(b1, left) & 0xffffe000u);
-        const float r0 = float_of(shfl(b0, right) & 0xffffe000u);
-        const float r1 = float_of(shfl(b1, right) & 0xffffe000u);
-        c[0] = fma_rn(a2, l1, fma_rn(a0, l0, c[0]));
-        c[1] = fma_rn(a2, r1, fma_rn(a0, r0, c[1]));
-        c[2] = fma_rn(a3, l1, fma_rn(a1, l0, c[2]));
-        c[3] = fma_rn(a3, r1, fma_rn(a1, r0, c[3]));
-    }
-}
-
-#endif
