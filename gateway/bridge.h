@@ -6,8 +6,8 @@
  * that have open ports, so that silent streams can be kept alive.
  *
  * Lifetime: a port is opened and closed on its loop and must stay until its DONE was delivered.
- * Shutdown: gw_server_drain, gw_server_cut, gw_bridge_drain (nothing is posted to a loop afterwards),
- * gw_server_destroy, engine, gw_bridge_destroy. */
+ * Shutdown: gw_server_drain, gw_server_cut, gw_bridge_drain (nothing is posted to a loop
+ * afterwards), gw_server_destroy, engine, gw_bridge_destroy. */
 #pragma once
 #include "engine/base/clock.h"
 #include "gateway/app.h"

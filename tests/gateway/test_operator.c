@@ -159,8 +159,8 @@ Test(limit, members_are_read_by_name)
     gw_limits_read(&limits, json, NULL);
     gw_limits_put(&out, &limits);
     base_buf_add(&out, "", 1);
-    cr_expect_str_eq(
-        out.data, "{\"requests_max\":null,\"requests_per_minute\":null,\"tokens_per_minute\":1,\"weight\":null}");
+    cr_expect_str_eq(out.data, "{\"requests_max\":null,\"requests_per_minute\":null,\"tokens_per_"
+                               "minute\":1,\"weight\":null}");
     base_buf_deinit(&out);
     json_decref(json);
 }
