@@ -513,7 +513,7 @@ static inline void fake_start(void)
     strcpy(fake_directory, "/tmp/whimbrel-turn-XXXXXX");
     cr_assert_not_null(mkdtemp(fake_directory));
     app.conf = &fake_conf;
-    gw_ledger_options options = {.path = fake_directory, .cached_ttl_s = 3600, .busy_ms = 100};
+    gw_ledger_options options = {.path = fake_directory, .cached_ttl_s = 3600, .busy_ms = 1000};
     cr_assert_eq(gw_metrics_create(&app.metrics, &err), BASE_OK);
     cr_assert_eq(gw_ledger_open(&app.ledger, &options, &err), BASE_OK, "%s", err.text);
     cr_assert_eq(gw_tenants_create(&app.tenants, app.ledger, &err), BASE_OK, "%s", err.text);
