@@ -99,6 +99,12 @@ static bool good(cuda_device *d, cudaError_t code, const char *what)
 
 #define TRY(d, call) good(d, call, #call)
 
+/* What a model may ask for and the kernels do not have is a fault, too: the step says so. */
+static bool have(cuda_device *d, bool fits, const char *what)
+{
+    return good(d, fits ? cudaSuccess : cudaErrorNotSupported, what);
+}
+
 /* At least this much, contents undefined. */
 static void *grow(cuda_device *d, buffer *b, size_t bytes)
 {
@@ -419,7 +425,8 @@ static void head_norm_rope(kn_device *device, float *x, const float *w, uint32_t
                            const int32_t *pos)
 {
     cuda_device *d = of(device);
-    CHECK(dim <= GPU_HEAD_DIM_MAX);
+    if (!have(d, dim <= GPU_HEAD_DIM_MAX, "heads of more than 256 dimensions"))
+        return;
     const int32_t *at = nullptr;
     if (d->begun_rows && pos == d->begun_rows->pos)
         at = d->begun_at.pos;
@@ -442,7 +449,9 @@ static gpu_pages pages_of(const kn_kv *kv, uint32_t layer)
 static void attn_in(kn_device *device, kn_kv *kv, const kn_rows *rows, const kn_attn_in *a)
 {
     cuda_device *d = of(device);
-    CHECK(a->head_dim <= GPU_HEAD_DIM_MAX && a->index_dim <= GPU_HEAD_DIM_MAX);
+    if (!have(d, a->head_dim <= GPU_HEAD_DIM_MAX && a->index_dim <= GPU_HEAD_DIM_MAX,
+              "heads of more than 256 dimensions"))
+        return;
     const kn_weight *weights[] = {a->q, a->k, a->v, a->index_q, a->index_k};
     const uint32_t count = a->index_heads ? 5 : 3, n = rows->rows;
     gpu_segment segments[5];
@@ -498,7 +507,9 @@ static uint32_t bucket(uint32_t blocks)
 static void select_blocks(kn_device *device, kn_kv *kv, const kn_rows *rows, const kn_select *a)
 {
     cuda_device *d = of(device);
-    CHECK(a->topk <= GPU_TOPK_MAX && a->init + a->local <= a->topk);
+    CHECK(a->init + a->local <= a->topk);
+    if (!have(d, bucket(d->longest) <= CHOOSE_BLOCKS, "contexts of more than 1,048,576 tokens"))
+        return;
     const gpu_rows at = stage(d, rows);
     const uint32_t n = rows->rows, blocks = bucket(d->longest);
     gpu_select_args args = {at,         pages_of(kv, a->layer),
@@ -521,7 +532,6 @@ static void select_blocks(kn_device *device, kn_kv *kv, const kn_rows *rows, con
     } else {
         launch(d, gpu_index_scan, dim3(blocks, n), 128, args);
     }
-    CHECK(blocks <= CHOOSE_BLOCKS);
     launch_with(d, blocks * 4, gpu_choose, dim3(a->index_heads, n), 256, args);
 }
 
@@ -529,7 +539,9 @@ static void attend(kn_device *device, kn_kv *kv, const kn_rows *rows, const kn_a
 {
     cuda_device *d = of(device);
     const uint32_t n = rows->rows, group = a->q_heads / a->kv_heads, dim = a->head_dim;
-    CHECK(group <= GPU_GROUP_MAX && dim <= GPU_HEAD_DIM_MAX);
+    if (!have(d, group <= GPU_GROUP_MAX && dim <= GPU_HEAD_DIM_MAX,
+              "more than 16 query heads of a kv head, or heads of more than 256 dimensions"))
+        return;
     const gpu_rows at = stage(d, rows);
     gpu_attend_args args = {};
     args.rows = at;
@@ -560,7 +572,9 @@ static void attend(kn_device *device, kn_kv *kv, const kn_rows *rows, const kn_a
 static void draft_attend(kn_device *device, const kn_kv *kv, const kn_draft_attend *a)
 {
     cuda_device *d = of(device);
-    CHECK(a->head_dim <= GPU_HEAD_DIM_MAX && a->block_rows <= 128);
+    if (!have(d, a->head_dim <= GPU_HEAD_DIM_MAX && a->block_rows <= 128,
+              "draft blocks of more than 128 rows, or heads of more than 256 dimensions"))
+        return;
     uint32_t *host = (uint32_t *)staging_begin(d, &d->other), used = 3 * a->blocks;
     for (uint32_t b = 0; b < a->blocks; b++) {
         const uint32_t count = ceil_div(a->hi[b], KN_PAGE_TOKENS);
@@ -592,7 +606,7 @@ static void draft_attend(kn_device *device, const kn_kv *kv, const kn_draft_atte
 /* ---- MLP and mixture ---- */
 
 /* The experts' tables on the device, by the address of the first array. A dense MLP is a mixture of
- * one. */
+ * one. NULL: not for these kernels. */
 static const experts *mixture_of(cuda_device *d, const kn_weight *gate, const kn_weight *up,
                                  const kn_weight *down, uint32_t count,
                                  const kn_weight *shared_gate, const kn_weight *shared_up,
@@ -609,11 +623,13 @@ static const experts *mixture_of(cuda_device *d, const kn_weight *gate, const kn
         const kn_weight *w[3] = {e < count ? &gate[e] : shared_gate, e < count ? &up[e] : shared_up,
                                  e < count ? &down[e] : shared_down};
         for (int i = 0; i < 3; i++) {
-            CHECK(can_tile(w[i]));
+            if (!have(d, can_tile(w[i]), "an MLP that is not a multiple of 16 by 64"))
+                return nullptr;
             host[i * all + e] = weight_of(d, w[i], false);
         }
         const bool in = halves(&host[e]), h = halves(&host[2 * all + e]);
-        CHECK(in == halves(&host[all + e]));
+        if (!have(d, in == halves(&host[all + e]), "a gate and an up of different kinds"))
+            return nullptr;
         (in ? m.halves_in : m.floats_in) = true;
         m.halves_h |= h;
         m.wide &= in && h;
@@ -679,6 +695,8 @@ static void mlp(kn_device *device, uint32_t rows, const kn_mlp *a)
 {
     cuda_device *d = of(device);
     const experts *m = mixture_of(d, a->gate, a->up, a->down, 1, nullptr, nullptr, nullptr);
+    if (!m)
+        return;
     const gpu_input in =
         input_of(d, a->x, a->norm, nullptr, rows, a->hidden, a->eps, m->halves_in, m->floats_in);
     const gpu_expert_args args = expert_args(d, m, in, rows, 1, a->hidden, &a->act);
@@ -691,11 +709,15 @@ static void mlp(kn_device *device, uint32_t rows, const kn_mlp *a)
 static void moe(kn_device *device, uint32_t rows, const kn_moe *a)
 {
     cuda_device *d = of(device);
-    CHECK(a->experts < 1024 && a->topk <= GPU_ROUTES_MAX && a->topk <= a->experts);
+    if (!have(d, a->experts < 1024 && a->topk <= GPU_ROUTES_MAX,
+              "more than 1,023 experts, or 16 of them a row"))
+        return;
     const bool shared = a->shared_inner > 0;
     const uint32_t slots = a->topk + shared;
     const experts *m = mixture_of(d, a->w1, a->w3, a->w2, a->experts,
                                   shared ? a->shared_gate : nullptr, a->shared_up, a->shared_down);
+    if (!m)
+        return;
     const gpu_input in =
         input_of(d, a->x, a->norm, nullptr, rows, a->hidden, a->eps, m->halves_in, true);
 
@@ -896,6 +918,8 @@ static void kv_copy_page(kn_kv *kv, uint32_t to, uint32_t from, uint32_t tokens)
                 kn_kv_plane_offset(kv, l, index ? KN_PLANE_INDEX : KN_PLANE_K, index ? 0 : p));
             planes.push_back(index ? kv->index_row_bytes : kv->row_bytes);
         }
+    if (!have(d, planes.size() * 8 <= d->small.bytes, "pages of more than 8,192 planes"))
+        return;
     const uint64_t *at = (const uint64_t *)send_small(d, planes.data(), planes.size() * 8);
     if (d->fault == cudaSuccess) {
         gpu_copy_page<<<(uint32_t)planes.size() / 2, 256, 0, d->stream>>>(

@@ -9,7 +9,6 @@
 #define GPU_WIDE 64    /* and a wide one */
 #define GPU_SEGMENTS 5 /* matrices with one input: q, k, v, index q, index k */
 #define GPU_HEAD_DIM_MAX 256
-#define GPU_TOPK_MAX 64   /* blocks of a selection */
 #define GPU_ROUTES_MAX 16 /* experts of a row */
 
 typedef struct gpu_weight {
