@@ -16,6 +16,7 @@
 #include "gateway/metrics.h"
 #include "gateway/turn_internal.h"
 
+#define RETRY_MS_LEAST 100
 #define RETRY_MS_MAX 59999
 #define TIMEOUT_MS_MAX 86400000ull
 #define SDK_SECONDS_MAX 86400.0
@@ -54,11 +55,12 @@ static void tell_anthropic(gw_exchange *exchange, const char *what, const gw_lim
     gw_exchange_add_header(exchange, name, text);
 }
 
-/* The wait that a client is told to keep to. SDKs do not wait at all if it is a minute or more. */
+/* The wait that a client is told to keep to. SDKs do not wait at all if it is a minute or more, and
+ * have few tries: one that comes a moment before its turn should not spend them in milliseconds. */
 static uint32_t retry_ms_of(const eng_verdict *verdict)
 {
     uint64_t ms = (verdict->retry_ns + 999999) / 1000000;
-    return (uint32_t)base_min(ms, RETRY_MS_MAX);
+    return ms ? (uint32_t)base_min(base_max(ms, RETRY_MS_LEAST), RETRY_MS_MAX) : 0;
 }
 
 void gw_turn__refused(gw_turn *turn, const eng_verdict *verdict)
