@@ -254,7 +254,6 @@ static void tile(cuda_device *d, const kn_weight *w)
         (uint32_t)base_max((size_t)1, base_min(PIECE / (bytes + scales), (size_t)strips));
     uint8_t *copy = (uint8_t *)grow(d, &d->move, most * (bytes + scales));
     /* On a stream of its own: the main one may be recording. */
-    TRY(d, cudaEventRecord(d->small.done[0], d->side));
     for (uint32_t s = 0; s < strips && d->fault == cudaSuccess; s += most) {
         const uint32_t n = most < strips - s ? most : strips - s;
         uint8_t *data = (uint8_t *)w->data + s * bytes;

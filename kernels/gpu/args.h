@@ -58,8 +58,8 @@ typedef struct gpu_linear_args {
 /* Gate and up, then the activation: `pairs` of (row, chosen expert), sorted by expert. */
 typedef struct gpu_expert_args {
     const gpu_weight *gate, *up, *down; /* [experts + 1]; the last is the shared one */
-    uint32_t experts, slots;            /* slots: chosen experts a row, and the shared one */
-    uint32_t cols, inner, shared_inner, hidden;
+    uint32_t slots;                     /* chosen experts a row, and the shared one */
+    uint32_t cols, hidden;
     const uint32_t *tiles; /* {expert, first pair, pairs} each; or NULL: one expert, all rows */
     const uint32_t *tile_count;
     const uint32_t *pairs; /* row * slots + slot */
